@@ -1,0 +1,1 @@
+"""Input pipelines for PyTorch that resume bit for bit (work in progress)."""

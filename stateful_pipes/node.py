@@ -1,0 +1,311 @@
+"""The node: a torchdata `BaseNode` in two halves, a cursor that pulls tickets and a pure function that runs them."""
+
+from __future__ import annotations
+
+import re
+import weakref
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar, Self, TypeVar, cast
+
+from torchdata.nodes import BaseNode
+
+from stateful_pipes.errors import NodeAttachedError, ResumableModeRequiredError
+from stateful_pipes.rng import GlobalGenerator, preserved
+from stateful_pipes.samplers.base import check_epoch
+from stateful_pipes.state import Field, LoaderState, envelope, fixed, validate
+from stateful_pipes.stream import Mark, Stream, Ticket
+
+__all__ = ["Mark", "Node", "Ticket", "positions_of", "walk"]
+
+T_co = TypeVar("T_co", covariant=True)
+
+_BASE_NODE_DOOR = ("__next__", "next", "reset", "get_state", "state_dict", "load_state_dict")
+
+
+class Node(BaseNode[T_co]):
+    """Base of this library's nodes, and the contract for a node of your own.
+
+    A node above one source has to implement `run`, and `fields` if it has arguments that shape its stream; all else
+    passes through to the source. A node that is a source itself, or has several, implements `pull`, `run`, `mark`,
+    `seek`, `fields`, `locate`, `start` and `next_epoch`.
+
+    * `pull(count)` runs in the main process only and is cheap: it advances the cursor by up to `count` items (fewer only
+      at the end of an epoch) and returns a ticket. StopIteration ends the epoch; the cursor then stands at the start
+      of the next one.
+    * `run(ticket)` may be slow, runs in any process, touches no cursor, and gives the same items however often it is asked.
+    * `mark()` and `seek(mark)` are the cursor: a small plain tuple, epoch first.
+
+    A ticket is a plain tuple (epoch, positions, ...) of tuples, ints and bytes. `positions` are those of its items, as the
+    arguments of a `range`, or as the bytes of int64 numbers; read them with `positions_of`.
+
+    Used on its own, or under torchdata's nodes and `Loader`, a node is a torchdata node like any other: `reset(None)` at
+    the start of an epoch does nothing, elsewhere it goes to the next epoch; `load_state_dict` makes the next
+    `reset(None)` a no-op.
+
+    Args:
+        sources: The nodes below.
+        name: The node's name in the state; by default its kind, numbered from the source up when it recurs.
+
+    Raises:
+        NodeAttachedError: a source already belongs to another node.
+        ResumableModeRequiredError: the class lacks a part of the contract, or overrides a method of torchdata's
+            `BaseNode` that stands for the whole node.
+        ValueError: two nodes of one name.
+    """
+
+    kind: ClassVar[str] = ""
+    MAIN_ONLY: ClassVar[tuple[str, ...]] = ("stream", "_parent", "_above", "_loader")
+    """Attributes that stay in the main process when the node is sent to a worker."""
+
+    def __init__(self, *sources: Node[Any], name: str | None = None) -> None:
+        super().__init__()
+        self._check_contract()
+        self.stream = Stream()
+        self.sources = sources
+        self._parent: weakref.ref[Node[Any]] | None = None
+        self._above: weakref.ref[Node[Any]] | None = None  # the adapter of a foreign node that holds this one
+        self._loader: weakref.ref[object] | None = None
+        self._pass_epoch = 0
+        self._loaded = False
+        taken = [node.name for source in sources for node in walk(source)]
+        self.name = self._named(name, taken)
+        for source in sources:
+            source._attach_to(self)
+
+    # The contract.
+
+    def pull(self, count: int) -> Ticket:
+        """Advances by up to `count` items; StopIteration ends the epoch."""
+        return self._source.pull(count)
+
+    def run(self, ticket: Ticket) -> list[Any]:
+        """The items of a ticket."""
+        raise NotImplementedError(f"{type(self).__name__} does not implement run(ticket)")
+
+    def mark(self) -> Mark:
+        """The cursor after the last pull."""
+        return self._source.mark()
+
+    def seek(self, mark: Mark) -> None:
+        """Puts the cursor to a mark."""
+        self._source.seek(mark)
+
+    def fields(self, mark: Mark) -> dict[str, Field]:
+        """The node's own entry in the state at `mark`: its arguments and its own part of the cursor."""
+        return {}
+
+    def parts(self, mark: Mark) -> tuple[Mark, ...]:
+        """The sources' marks within `mark`."""
+        return (mark,)
+
+    def locate(self, entry: Mapping[str, Any], parts: tuple[Mark, ...]) -> Mark:
+        """The mark of a saved entry, given the sources' marks: the inverse of `fields` and `parts`."""
+        return parts[0]
+
+    def adopt(self, entry: Mapping[str, Any]) -> None:
+        """Takes over what a saved entry replaces, such as the seed."""
+
+    def start(self, epoch: int) -> Mark:
+        """The mark at the start of an epoch; ResumableModeRequiredError where a foreign source makes that unknowable."""
+        return self._source.start(epoch)
+
+    def at_start(self, mark: Mark) -> bool:
+        """Whether `mark` is the start of an epoch."""
+        return all(source.at_start(part) for source, part in zip(self.sources, self.parts(mark), strict=True))
+
+    def next_epoch(self, mark: Mark) -> None:
+        """Leaves the epoch of `mark` for the start of the next one."""
+        self._source.next_epoch(mark)
+
+    def length(self) -> int | None:
+        """Items in a full epoch on this rank; None if that is unknown or endless."""
+        return self._source.length()
+
+    def global_generators(self) -> frozenset[GlobalGenerator]:
+        """The global generators that `run` seeds in the process that calls it."""
+        return frozenset().union(*(source.global_generators() for source in self.sources))
+
+    def close(self) -> None:
+        """Ends workers and gives samplers free; idempotent. The node can be used again."""
+        for source in self.sources:
+            source.close()
+
+    def open(self) -> None:
+        """Takes samplers back after `close`; NodeAttachedError if another pipeline has them now."""
+        for source in self.sources:
+            source.open()
+
+    # The torchdata side.
+
+    def reset(self, initial_state: Mapping[str, Any] | None = None) -> None:
+        """As torchdata's: to a state, or to the start of an epoch (see the class)."""
+        self._refuse_parent("reset")
+        super().reset(cast("dict[str, Any] | None", initial_state))
+        if initial_state is not None:
+            self.load(initial_state)
+            self._loaded = False
+        elif self._loaded:
+            self._loaded = False
+        elif not self.at_start(self.consumed()):
+            self.next_epoch(self.consumed())
+            self.stream.arrive(self.mark())
+        self._pass_epoch = self.consumed()[0]
+
+    def next(self) -> T_co:
+        """The next item of this epoch."""
+        return cast(T_co, self.stream.take(self, self._pass_epoch, self.stream.generation))
+
+    def get_state(self) -> dict[str, Any]:
+        """The state of this node and all below it, after the last item that was consumed."""
+        return cast("dict[str, Any]", self.state_at(self.consumed()))
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Goes to a state at once; the next `reset(None)` leaves it there.
+
+        Raises:
+            StateMismatchError: the state does not fit; nothing is changed.
+        """
+        self._refuse_parent("load_state_dict")
+        self.load(state_dict)
+        super().reset(cast("dict[str, Any]", state_dict))
+        self._pass_epoch = self.consumed()[0]
+        self._loaded = True
+
+    # What the top of a pipeline does for loaders.
+
+    def state_at(self, mark: Mark) -> LoaderState:
+        """The state of this node and all below it at `mark`."""
+        return envelope({node.name: entry for node, entry in self._entries(mark)})
+
+    def load(self, state: Mapping[str, Any], allow: Collection[str] = ()) -> None:
+        """Validates a state, then adopts it and moves the stream there."""
+        committed = self.consumed()
+        saved = validate(state, {node.name: entry for node, entry in self._entries(committed)}, allow)
+        self.stream.move(self, self._located(saved))
+        for node in walk(self):
+            if node.name in saved:
+                node.adopt(saved[node.name])
+
+    def set_epoch(self, epoch: int) -> None:
+        """Goes to the start of `epoch`, in the whole pipeline that this node is part of; nothing if that is the current one."""
+        epoch = check_epoch(epoch)
+        top = self.top()
+        if epoch != top.consumed()[0]:
+            top.stream.move(top, top.start(epoch))
+
+    def consumed(self) -> Mark:
+        """This node's mark after the last item that the top of its pipeline handed out."""
+        parent = None if self._parent is None else self._parent()
+        if parent is None:
+            return self.stream.committed(self)
+        return parent.parts(parent.consumed())[parent.sources.index(self)]
+
+    def top(self) -> Node[Any]:
+        """The node at the top of the pipeline that this one is part of, foreign nodes included."""
+        for above in (self._parent, self._above):
+            node = None if above is None else above()
+            if node is not None:
+                return node.top()
+        return self
+
+    def scope(self) -> AbstractContextManager[None]:
+        """The scope that `run` needs in the main process."""
+        return preserved(self.global_generators())
+
+    def attach_loader(self, loader: object) -> None:
+        """Makes this node the top of a loader; NodeAttachedError if it is part of another pipeline that is still open."""
+        self._refuse_parent("a loader over it")
+        current = None if self._loader is None else self._loader()
+        if current is not None and current is not loader:
+            raise NodeAttachedError("another loader reads from it", node=self.name, remedy="Close that one first")
+        self._loader = weakref.ref(loader)
+
+    def detach_loader(self) -> None:
+        """Lets another loader have this node."""
+        self._loader = None
+
+    @property
+    def type_name(self) -> str:
+        """What the state calls the type of this node."""
+        return type(self).__name__
+
+    # Inside.
+
+    @property
+    def _source(self) -> Node[Any]:
+        if len(self.sources) != 1:
+            raise NotImplementedError(
+                f"{type(self).__name__} has {len(self.sources)} sources, so it must implement the whole contract of a node"
+            )
+        return self.sources[0]
+
+    def _entries(self, mark: Mark) -> Iterator[tuple[Node[Any], dict[str, Field]]]:
+        for source, part in zip(self.sources, self.parts(mark), strict=False):
+            yield from source._entries(part)
+        entry = self.fields(mark)
+        if entry:
+            yield self, {"type": fixed(self.type_name), **entry}
+
+    def _located(self, saved: Mapping[str, Mapping[str, Any]]) -> Mark:
+        parts = tuple(source._located(saved) for source in self.sources)
+        return self.locate(saved.get(self.name, {}), parts)
+
+    def _named(self, name: str | None, taken: list[str]) -> str:
+        if name is not None:
+            if not isinstance(name, str) or not name:
+                raise TypeError(f"name must be a non-empty string, got {name!r}")
+            if name in taken:
+                raise ValueError(f"two nodes of this pipeline are named {name!r}")
+        kind = self.kind or snake_case(type(self).__name__)
+        numbered = next(n for n in (kind, *(f"{kind}_{i}" for i in range(2, len(taken) + 3))) if n not in taken)
+        repeated = {one for one in taken if taken.count(one) > 1}
+        if repeated:
+            raise ValueError(f"two nodes of this pipeline are named {sorted(repeated)[0]!r}; give one of them name=")
+        return name or numbered
+
+    def _attach_to(self, parent: Node[Any]) -> None:
+        self._refuse_parent("a second node above it")
+        self._parent = weakref.ref(parent)
+
+    def _refuse_parent(self, what: str) -> None:
+        parent = None if self._parent is None else self._parent()
+        if parent is not None:
+            raise NodeAttachedError(
+                f"{what}: {parent.name!r} already pulls from it", node=self.name, remedy="Use the top of the pipeline"
+            )
+
+    def _check_contract(self) -> None:
+        cls = type(self)
+        overridden = [name for name in _BASE_NODE_DOOR if getattr(cls, name) is not getattr(Node, name)]
+        if overridden:
+            raise ResumableModeRequiredError(
+                f"{cls.__name__} overrides {', '.join(overridden)}, which the workers never call",
+                remedy="Implement pull, run, mark and seek instead (see stateful_pipes.Node), or derive from torchdata's BaseNode",
+            )
+        if cls.run is Node.run:
+            raise ResumableModeRequiredError(f"{cls.__name__} does not implement run(ticket)", remedy="See stateful_pipes.Node")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key not in self.MAIN_ONLY}
+
+    def __iter__(self) -> Self:
+        return self
+
+
+def walk(node: Node[Any]) -> Iterator[Node[Any]]:
+    """The nodes of a pipeline, from the sources up."""
+    for source in node.sources:
+        yield from walk(source)
+    yield node
+
+
+def positions_of(ticket: Ticket) -> range | list[int]:
+    """The positions of a ticket's items within their epoch."""
+    positions = ticket[1]
+    return range(*positions) if isinstance(positions, tuple) else memoryview(positions).cast("q").tolist()
+
+
+def snake_case(name: str) -> str:
+    """IterableWrapper -> iterable_wrapper."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()

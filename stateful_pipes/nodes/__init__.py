@@ -1,0 +1,1 @@
+"""The nodes of a pipeline, one file each."""

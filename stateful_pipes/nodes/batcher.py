@@ -1,0 +1,160 @@
+"""Groups samples into batches and collates them."""
+
+from __future__ import annotations
+
+import operator
+from array import array
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from torch.utils.data import default_collate
+from torchdata.nodes import BaseNode
+
+from stateful_pipes.errors import ResumableBatchConfigurationError
+from stateful_pipes.node import Mark, Node, Ticket, positions_of, walk
+from stateful_pipes.nodes.foreign import as_node
+from stateful_pipes.rng import COLLATE, GLOBAL_GENERATORS, GlobalGenerator, as_seed, derive, derive_each, draw_seed, seeder
+from stateful_pipes.state import Field, adopted_seed, allowable, fixed
+
+__all__ = ["SeededBatcher"]
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class SeededBatcher(Node[T_co]):
+    """Groups `batch_size` items and collates them, a `collate_fn` of your own under a seed of the batch's own.
+
+    That seed is a hash of (seed, epoch, position of the first sample), so unlike the samples' seeds it changes with the
+    batch size and the number of ranks. A batch's position, for nodes above, is that of its first sample.
+
+    Args:
+        source: The node below.
+        batch_size: At least 1.
+        drop_last: Leave out the last batch of an epoch if it is smaller.
+        collate_fn: Callable of a list of items; torch's `default_collate` by default, which draws nothing and gets no seed.
+        seed: From 0 to 2**64 - 1; drawn once from torch's CPU generator if left out. The state's replaces it at a load.
+        name: The node's name in the state.
+
+    Yields:
+        What `collate_fn` returns.
+
+    State: batch_size, drop_last, seed; constant. Cost: 10 us a batch for the seed.
+
+    Raises:
+        ResumableBatchConfigurationError: the epoch is shorter than a batch and the last one is to be dropped.
+        GlobalGeneratorThreadError: a collate_fn run on a thread that is not the main one.
+    """
+
+    kind = "batcher"
+
+    def __init__(
+        self,
+        source: BaseNode[Any],
+        batch_size: int,
+        *,
+        drop_last: bool = False,
+        collate_fn: Callable[[list[Any]], T_co] | None = None,
+        seed: int | None = None,
+        name: str | None = None,
+    ) -> None:
+        if isinstance(batch_size, bool) or not hasattr(batch_size, "__index__"):
+            raise TypeError(f"batch_size must be an integer, got {batch_size!r}")
+        if operator.index(batch_size) < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        if collate_fn is not None and not callable(collate_fn):
+            raise TypeError(f"collate_fn must be callable, got {collate_fn!r}")
+        self.batch_size = operator.index(batch_size)
+        self.drop_last = bool(drop_last)
+        self.collate_fn: Callable[[list[Any]], Any] = default_collate if collate_fn is None else collate_fn
+        self._seeds_collate = self.collate_fn is not default_collate
+        below = as_node(source)
+        self._purpose = COLLATE + (sum(isinstance(node, SeededBatcher) for node in walk(below)) << 8)
+        super().__init__(below, name=name)
+        if self.length() == 0:
+            raise ResumableBatchConfigurationError(
+                "every batch would be dropped", expected=f"at least {batch_size} samples an epoch", found=below.length()
+            )
+        checked = None if seed is None else as_seed(seed)
+        self.seed = draw_seed() if checked is None else checked
+
+        self._ended = False
+
+    def pull(self, count: int) -> Ticket:
+        if self._ended:
+            self._ended = False
+            raise StopIteration
+        tickets: list[Ticket] = []
+        while len(tickets) < count:
+            try:
+                tickets.append(self._pull_batch())
+            except StopIteration:
+                if not tickets:
+                    raise
+                # The source already stands in the next epoch; the end of this one is told at the next pull.
+                self._ended = True
+                break
+        epoch = tickets[0][0]
+        firsts = [positions_of(ticket)[0] for ticket in tickets]
+        positions = (firsts[0], firsts[0] + 1, 1) if len(firsts) == 1 else array("q", firsts).tobytes()
+        return (epoch, positions, tuple(tickets), derive(self.seed, self._purpose, epoch) if self._seeds_collate else 0)
+
+    def _pull_batch(self) -> Ticket:
+        ticket = self._source.pull(self.batch_size)
+        if self.drop_last and len(positions_of(ticket)) < self.batch_size:
+            # Only an epoch's last block may be short, so this ends it.
+            return self._source.pull(self.batch_size)
+        return ticket
+
+    def run(self, ticket: Ticket) -> list[Any]:
+        _, _, tickets, key = ticket
+        seeds = derive_each(key, positions_of(ticket)) if self._seeds_collate else ()
+        out = []
+        for i, below in enumerate(tickets):
+            samples = self._source.run(below)
+            if self._seeds_collate:
+                _seed_all(seeds[i])
+            try:
+                out.append(self.collate_fn(samples))
+            except Exception as error:
+                raise self._noted(error, below)
+        return out
+
+    def _noted(self, error: Exception, ticket: Ticket) -> Exception:
+        positions = positions_of(ticket)
+        if isinstance(error, StopIteration):
+            replaced = RuntimeError(f"{self.collate_fn!r} raised StopIteration")
+            replaced.__cause__ = error
+            error = replaced
+        error.add_note(f"in node {self.name!r} at epoch {ticket[0]}, collating positions {positions[0]} to {positions[-1]}")
+        return error
+
+    def seek(self, mark: Mark) -> None:
+        self._ended = False
+        self._source.seek(mark)
+
+    def next_epoch(self, mark: Mark) -> None:
+        self._ended = False
+        self._source.next_epoch(mark)
+
+    def fields(self, mark: Mark) -> dict[str, Field]:
+        return {
+            "batch_size": allowable(self.batch_size),
+            "drop_last": fixed(self.drop_last),
+            "seed": adopted_seed(self.seed),
+        }
+
+    def adopt(self, entry: Mapping[str, Any]) -> None:
+        self.seed = entry["seed"]
+
+    def length(self) -> int | None:
+        samples = self._source.length()
+        if samples is None:
+            return None
+        return samples // self.batch_size if self.drop_last else -(-samples // self.batch_size)
+
+    def global_generators(self) -> frozenset[GlobalGenerator]:
+        own = frozenset(GLOBAL_GENERATORS if self._seeds_collate else ())
+        return own | self._source.global_generators()
+
+
+_seed_all = seeder(GLOBAL_GENERATORS)

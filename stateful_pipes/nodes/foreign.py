@@ -1,0 +1,157 @@
+"""Other people's torchdata nodes as a source: their item is the ticket's payload, their state one JSON string."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping, Sized
+from typing import Any
+
+from torchdata.nodes import BaseNode
+
+from stateful_pipes.encoding import decode, encode
+from stateful_pipes.errors import ResumableModeRequiredError
+from stateful_pipes.node import Mark, Node, Ticket, snake_case
+from stateful_pipes.state import Field, counter, text
+
+__all__ = ["ForeignNode", "as_node"]
+
+
+class ForeignNode(Node[Any]):
+    """Adapts a torchdata node, which runs in the main process when it is pulled.
+
+    Its state is taken after every pull and kept as text, so it costs what the node's `state_dict` and JSON cost. At the
+    end of its epoch the node is reset, and its state taken after that. Nodes of this library that it holds go on
+    resuming exactly: their state is inside its own.
+
+    Args:
+        node: A torchdata node that implements next, reset and get_state.
+
+    State: epoch, position, state (JSON text; as large as the node's own).
+
+    Raises:
+        ResumableModeRequiredError: the node lacks one of these methods.
+    """
+
+    MAIN_ONLY = (*Node.MAIN_ONLY, "node")
+
+    def __init__(self, node: BaseNode[Any]) -> None:
+        missing = [m for m in ("next", "reset", "get_state") if getattr(type(node), m) is getattr(BaseNode, m)]
+        if missing:
+            raise ResumableModeRequiredError(
+                f"{type(node).__name__} does not implement {', '.join(missing)}",
+                remedy="Give it the methods of a torchdata BaseNode, or make it a stateful_pipes.Node",
+            )
+        self.node = node
+        self.kind = snake_case(type(node).__name__)  # type: ignore[misc]  # one adapter class, a kind for each node
+        super().__init__()
+        for inner in self.inner():
+            inner._above = weakref.ref(self)
+        self._epoch = 0
+        self._position = 0
+        self._ended = False
+
+    def pull(self, count: int) -> Ticket:
+        items: list[Any] = []
+        while len(items) < count and not self._ended:
+            try:
+                items.append(next(self.node))
+            except StopIteration:
+                self._ended = True
+        if not items:
+            self.next_epoch((self._epoch,))
+            raise StopIteration
+        start = self._position
+        self._position += len(items)
+        return (self._epoch, (start, self._position, 1), items)
+
+    def run(self, ticket: Ticket) -> list[Any]:
+        return list(ticket[2])
+
+    def mark(self) -> Mark:
+        return (self._epoch, self._position, encode(self.node.state_dict(), self.name))
+
+    def seek(self, mark: Mark) -> None:
+        epoch, position, state = mark
+        self.node.reset(decode(state))
+        self._epoch, self._position, self._ended = epoch, position, False
+
+    def fields(self, mark: Mark) -> dict[str, Field]:
+        epoch, position, state = mark
+        return {
+            "epoch": counter(epoch),
+            "position": counter(position),
+            "state": text(state),
+        }
+
+    def locate(self, entry: Mapping[str, Any], parts: tuple[Mark, ...]) -> Mark:
+        return (entry["epoch"], entry["position"], entry["state"])
+
+    def parts(self, mark: Mark) -> tuple[Mark, ...]:
+        return ()
+
+    def start(self, epoch: int) -> Mark:
+        raise ResumableModeRequiredError(
+            f"only {type(self.node).__name__} itself knows where an epoch of it starts",
+            node=self.name,
+            remedy="Iterate to the end of the epoch, or load a state",
+        )
+
+    def at_start(self, mark: Mark) -> bool:
+        return bool(mark[1] == 0)
+
+    def next_epoch(self, mark: Mark) -> None:
+        if mark[0] != self._epoch:  # pulled ahead, into the epoch after that of `mark`
+            self.seek(mark)
+        self.node.reset(None)
+        self._epoch, self._position, self._ended = self._epoch + 1, 0, False
+
+    def length(self) -> int | None:
+        return len(self.node) if isinstance(self.node, Sized) else None
+
+    @property
+    def type_name(self) -> str:
+        return type(self.node).__name__
+
+    def close(self) -> None:
+        for node in self.inner():
+            node.close()
+
+    def open(self) -> None:
+        for node in self.inner():
+            node.open()
+
+    def inner(self) -> Iterator[Node[Any]]:
+        """The tops of this library's pipelines that the foreign node holds."""
+        yield from _held(self.node, set())
+
+
+def _held(value: object, seen: set[int]) -> Iterator[Node[Any]]:
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, Node):
+        yield value
+    elif isinstance(value, BaseNode):
+        yield from _held(vars(value), seen)
+    elif isinstance(value, dict):
+        for one in list(value.values()):
+            yield from _held(one, seen)
+    elif isinstance(value, (list, tuple)):
+        for one in value:
+            yield from _held(one, seen)
+
+
+def as_node(source: object) -> Node[Any]:
+    """The source itself if it is a node of this library, another torchdata node in an adapter.
+
+    Raises:
+        TypeError: not a torchdata node.
+    """
+    if isinstance(source, Node):
+        return source
+    if isinstance(source, BaseNode):
+        return ForeignNode(source)
+    raise TypeError(
+        f"source must be a torchdata node, got {type(source).__name__}; wrap an iterable in torchdata.nodes.IterableWrapper, "
+        "a sampler in stateful_pipes.SamplerNode"
+    )

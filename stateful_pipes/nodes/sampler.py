@@ -1,0 +1,194 @@
+"""The source of a pipeline: a cursor over an order."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch.distributed as dist
+
+from stateful_pipes.errors import ResumableBatchConfigurationError
+from stateful_pipes.node import Mark, Node, Ticket
+from stateful_pipes.samplers import Order, ResumableSampler, as_resumable
+from stateful_pipes.state import Field, allowable, counter, fixed
+
+__all__ = ["SamplerNode"]
+
+# An order costs the same numpy calls for one index as for thousands, so they are made ahead in blocks.
+_CHUNK = 4096
+
+
+class SamplerNode(Node[int]):
+    """Yields the dataset indices of an order, on each rank its own share.
+
+    Rank r of W takes the positions p with p mod W == r, counted from where the state stands, so that the ranks in
+    lockstep consume a prefix of one global order. A rank's padding sample has its own position, and so its own seed.
+
+    Args:
+        sampler: A sampler of this library, or an `Order`. It belongs to this node while that is open.
+        rank: This process, from 0 to world_size - 1; torch.distributed's by default, else 0.
+        world_size: Number of ranks; torch.distributed's by default, else 1.
+        uneven: What to do where the epoch does not divide by the ranks: "pad" it by wrapping around to its start, or
+            "drop" the rest. Either way all ranks get the same number of samples.
+        name: The node's name in the state.
+
+    Yields:
+        int
+
+    State: order, its length, arguments and seed, epoch, consumed (samples over all ranks), world_size, uneven; constant
+    size, equal on all ranks. Cost of a resume: O(1).
+
+    Raises:
+        ResumableBatchConfigurationError: dropping leaves no sample for each rank.
+        ResumableModeRequiredError: the sampler has no position that could be resumed.
+        NodeAttachedError: the sampler belongs to another pipeline that is still open.
+
+    >>> from stateful_pipes import RandomSampler
+    >>> node = SamplerNode(RandomSampler(3, seed=0))
+    >>> sorted(node)
+    [0, 1, 2]
+    """
+
+    kind = "sampler"
+    MAIN_ONLY = (*Node.MAIN_ONLY, "sampler", "_chunk")
+
+    def __init__(
+        self,
+        sampler: ResumableSampler | Order,
+        *,
+        rank: int | None = None,
+        world_size: int | None = None,
+        uneven: Literal["pad", "drop"] = "pad",
+        name: str | None = None,
+    ) -> None:
+        self.sampler = as_resumable(sampler)
+        self.rank, self.world_size = _ranks(rank, world_size)
+        if uneven not in ("pad", "drop"):
+            raise ValueError(f'uneven must be "pad" or "drop", got {uneven!r}')
+        self.uneven = uneven
+        super().__init__(name=name)
+        if self.length() == 0:
+            raise ResumableBatchConfigurationError(
+                f'{self.sampler.length} samples over {self.world_size} ranks with uneven="drop" leave none for each',
+                remedy='Use uneven="pad"',
+            )
+        self._epoch, self._consumed = self.sampler.epoch, self.sampler.consumed
+        self._chunk: tuple[int, int, int, npt.NDArray[np.int64]] = (-1, 0, 0, np.empty(0, np.int64))
+        self.sampler.attach(self)
+
+    def pull(self, count: int) -> Ticket:
+        left = self._share(self._consumed)
+        taken = count if left is None else min(count, left)
+        if taken == 0:
+            self._epoch, self._consumed = self._epoch + 1, 0
+            raise StopIteration
+        step = self.world_size
+        start = self._consumed + self.rank
+        positions = (start, start + taken * step, step)
+        ticket = (self._epoch, positions, self._indices(start, taken).tobytes())
+        self._consumed += taken * step
+        if self.sampler.length is not None:
+            self._consumed = min(self._consumed, self.sampler.length)
+        return ticket
+
+    def run(self, ticket: Ticket) -> list[Any]:
+        return memoryview(ticket[2]).cast("q").tolist()
+
+    def mark(self) -> Mark:
+        return (self._epoch, self._consumed)
+
+    def seek(self, mark: Mark) -> None:
+        self._epoch, self._consumed = mark
+
+    def fields(self, mark: Mark) -> dict[str, Field]:
+        epoch, consumed = mark
+        return {
+            "order": fixed(self.sampler.name),
+            **self.sampler.fields(),
+            "epoch": counter(epoch),
+            "consumed": counter(consumed, self.sampler.length),
+            "world_size": allowable(self.world_size),
+            "uneven": fixed(self.uneven),
+        }
+
+    def locate(self, entry: Mapping[str, Any], parts: tuple[Mark, ...]) -> Mark:
+        return (entry["epoch"], entry["consumed"])
+
+    def adopt(self, entry: Mapping[str, Any]) -> None:
+        if self.sampler.seed is not None:
+            self.sampler.seed = entry["seed"]
+        self._chunk = (-1, 0, 0, np.empty(0, np.int64))
+
+    def start(self, epoch: int) -> Mark:
+        return (epoch, 0)
+
+    def at_start(self, mark: Mark) -> bool:
+        return bool(mark[1] == 0)
+
+    def next_epoch(self, mark: Mark) -> None:
+        self.seek((mark[0] + 1, 0))
+
+    def length(self) -> int | None:
+        return self._share(0)
+
+    def close(self) -> None:
+        self.sampler.detach(self)
+
+    def open(self) -> None:
+        self.sampler.attach(self)
+
+    def cursor(self) -> tuple[int, int]:
+        """The consumed position: epoch, and samples consumed in it over all ranks."""
+        epoch, consumed = self.consumed()
+        return epoch, consumed
+
+    def _share(self, consumed: int) -> int | None:
+        """How many samples each rank still gets in an epoch of which so many are consumed."""
+        if self.sampler.length is None:
+            return None
+        left = self.sampler.length - consumed
+        return -(-left // self.world_size) if self.uneven == "pad" else left // self.world_size
+
+    def _indices(self, start: int, count: int) -> npt.NDArray[np.int64]:
+        """Indices at `count` of this rank's positions from `start` on, in blocks made ahead."""
+        epoch, first, step, chunk = self._chunk
+        offset, misaligned = divmod(start - first, self.world_size)
+        if epoch != self._epoch or step != self.world_size or misaligned or not 0 <= offset <= len(chunk) - count:
+            chunk, offset = self._make(start, count), 0
+            self._chunk = (self._epoch, start, self.world_size, chunk)
+        return chunk[offset : offset + count]
+
+    def _make(self, start: int, count: int) -> npt.NDArray[np.int64]:
+        step, length = self.world_size, self.sampler.length
+        ahead = max(count, _CHUNK)
+        if length is not None:
+            ahead = min(ahead, max(0, -(-(length - start) // step)))
+        made = self._ask(range(start, start + ahead * step, step))
+        if ahead >= count:
+            return made
+        # Past the end, where the last round of ranks is padded by wrapping around.
+        wrapped = [self._ask(range(p % length, p % length + 1)) for p in range(start + ahead * step, start + count * step, step)]
+        return np.concatenate([made, *wrapped])
+
+    def _ask(self, positions: range) -> npt.NDArray[np.int64]:
+        try:
+            return self.sampler.indices(self._epoch, positions)
+        except StopIteration as error:
+            raise RuntimeError(f"{self.sampler.name}.indices raised StopIteration") from error
+
+
+def _ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    if (rank is None) != (world_size is None):
+        raise ValueError(f"give rank and world_size together, got rank={rank}, world_size={world_size}")
+    if rank is None or world_size is None:
+        up = dist.is_available() and dist.is_initialized()
+        return (dist.get_rank(), dist.get_world_size()) if up else (0, 1)
+    rank, world_size = operator.index(rank), operator.index(world_size)
+    if world_size < 1:
+        raise ValueError(f"world_size must be at least 1, got {world_size}")
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank must be from 0 to world_size - 1 = {world_size - 1}, got {rank}")
+    return rank, world_size

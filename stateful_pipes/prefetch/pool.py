@@ -1,0 +1,218 @@
+"""Worker processes that share one queue of tasks: whichever is free takes the next."""
+
+from __future__ import annotations
+
+import multiprocessing
+import multiprocessing.connection
+import os
+import select
+import signal
+import socket
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from stateful_pipes.errors import ConcurrentUseError, WorkerDiedError, WorkerTimeoutError
+from stateful_pipes.prefetch.channel import open_channel, pack, receive, send
+from stateful_pipes.prefetch.remote_error import RemoteError, restore
+from stateful_pipes.prefetch.worker import STARTED, Job, Result, Runner, work
+
+__all__ = ["WorkerPool"]
+
+_GRACE_S = 0.5
+"""How long closing waits for workers to end by themselves, and then again for SIGTERM to end them, before SIGKILL."""
+
+
+class WorkerPool:
+    """Runs tickets in processes. Tasks are numbered in the order of `submit`; results are asked for by number.
+
+    Processes start at construction and end at `close`, or when the pool is dropped, or with the main process.
+
+    Args:
+        runner: The node whose `run` the workers call.
+        num_workers: At least 1.
+        context: The multiprocessing context that starts them.
+        worker_init_fn: Called in each with its number.
+        dataset: What `get_worker_info().dataset` shows.
+        seed: From it each worker seeds its global generators at the start.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        num_workers: int,
+        context: BaseContext,
+        *,
+        worker_init_fn: Callable[[int], None] | None,
+        dataset: Any,
+        seed: int,
+    ) -> None:
+        self._pid = os.getpid()
+        self._method = context.get_start_method()
+        self._tasks, worker_tasks = open_channel()
+        self._results, worker_results = open_channel()
+        # Kept: what no worker has taken yet can be taken back from it.
+        self._untaken = worker_tasks
+        self._next = 0
+        self._unsent: deque[int] = deque()
+        self._packed: dict[int, list[Any]] = {}
+        self._running: set[int] = set()
+        self._done: dict[int, Result] = {}
+        self._forgotten: set[int] = set()
+        self._heard: set[int] = set()
+        self._processes: list[BaseProcess] = []
+        sockets = (self._tasks, worker_tasks, self._results, worker_results)
+        self._finalizer = weakref.finalize(self, _end, self._processes, sockets, self._pid)
+        for worker_id in range(num_workers):
+            job = Job(runner, worker_id, num_workers, dataset, seed, worker_init_fn, self._pid)
+            process = context.Process(  # type: ignore[attr-defined]  # typeshed has it on the concrete contexts only
+                target=work, args=(job, worker_tasks, worker_results), daemon=True, name=f"stateful_pipes worker {worker_id}"
+            )
+            process.start()
+            self._processes.append(process)
+        self._poll = select.poll()
+        self._poll.register(self._results, select.POLLIN)
+        for process in self._processes:
+            self._poll.register(process.sentinel, select.POLLIN)
+
+    @property
+    def outstanding(self) -> int:
+        """Tasks whose result has not been handed out, those forgotten but still running included."""
+        return len(self._packed) + len(self._running) + len(self._done)
+
+    def submit(self, ticket: Any) -> int:
+        """Queues a ticket; returns the number of its task."""
+        self._check_process()
+        task, self._next = self._next, self._next + 1
+        self._packed[task] = pack((task, ticket))
+        self._unsent.append(task)
+        self._flush()
+        return task
+
+    def result(self, task: int, timeout: float = 0) -> list[Any]:
+        """The items of a task; waits for them.
+
+        Raises:
+            WorkerDiedError: a worker ended.
+            WorkerTimeoutError: `timeout` seconds have passed; 0 waits for ever.
+            BaseException: what the worker's `run` raised.
+        """
+        self._check_process()
+        deadline = time.monotonic() + timeout if timeout else None
+        while task not in self._done:
+            self._flush()
+            if not self._collect():
+                self._wait(task, deadline)
+        result = self._done.pop(task)
+        if result.error is not None:
+            raise _raised(result.error)
+        return result.items or []
+
+    def forget(self) -> None:
+        """Drops all tasks; what no worker has begun is taken back."""
+        for task in self._unsent:
+            del self._packed[task]
+        self._unsent.clear()
+        while True:
+            try:
+                task, _ = receive(self._untaken, socket.MSG_DONTWAIT)
+            except (BlockingIOError, EOFError):
+                break
+            self._running.discard(task)
+        self._done.clear()
+        self._forgotten = set(self._running)
+
+    def close(self) -> None:
+        """Ends the workers within about a second, however busy they are; idempotent."""
+        self._finalizer()
+
+    def _flush(self) -> None:
+        while self._unsent:
+            task = self._unsent[0]
+            try:
+                send(self._tasks, self._packed[task], socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return
+            self._unsent.popleft()
+            del self._packed[task]
+            self._running.add(task)
+
+    def _collect(self) -> bool:
+        """Takes in one result, if there is one."""
+        try:
+            result: Result = receive(self._results, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        self._heard.add(result.worker_id)
+        if result.task == STARTED and result.error is not None:
+            raise _raised(result.error)
+        self._running.discard(result.task)
+        if result.task in self._forgotten:
+            self._forgotten.discard(result.task)
+        else:
+            self._done[result.task] = result
+        return True
+
+    def _wait(self, task: int, deadline: float | None) -> None:
+        left = None if deadline is None else max(0, deadline - time.monotonic()) * 1000
+        ready = {fd for fd, _ in self._poll.poll(left)}
+        if not ready:
+            raise WorkerTimeoutError(f"task {task} is still under way", remedy="Raise timeout, or look at what the workers do")
+        if self._results.fileno() in ready:
+            return
+        for worker_id, process in enumerate(self._processes):
+            if process.sentinel in ready:
+                raise self._died(worker_id, process)
+
+    def _died(self, worker_id: int, process: BaseProcess) -> WorkerDiedError:
+        process.join()
+        code = process.exitcode or 0
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        remedy = ""
+        if self._method != "fork" and worker_id not in self._heard:
+            remedy = 'With spawn and forkserver the main module is imported again: guard it with if __name__ == "__main__":'
+        elif code == -signal.SIGKILL:
+            remedy = "The system may have run out of memory"
+        return WorkerDiedError(f"worker {worker_id} (pid {process.pid}) {how}", remedy=remedy)
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise ConcurrentUseError(
+                f"the workers belong to process {self._pid}, and this is a fork of it",
+                remedy="Make a loader of its own in the child",
+            )
+
+
+def _raised(remote: RemoteError) -> BaseException:
+    return restore(remote)
+
+
+def _end(processes: list[BaseProcess], sockets: tuple[socket.socket, ...], pid: int) -> None:
+    """Ends workers and channels; in a forked child it only closes the child's own copies of the descriptors."""
+    if os.getpid() == pid:
+        for end in sockets:
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+        for stop in (None, BaseProcess.terminate, BaseProcess.kill):
+            alive = [process for process in processes if process.is_alive()]
+            if stop is not None:
+                for process in alive:
+                    stop(process)
+            _join(alive)
+        for process in processes:
+            process.join()
+            process.close()
+    for end in sockets:
+        end.close()
+
+
+def _join(processes: list[BaseProcess]) -> None:
+    deadline = time.monotonic() + _GRACE_S
+    waiting = {process.sentinel for process in processes}
+    while waiting and (left := deadline - time.monotonic()) > 0:
+        waiting -= set(multiprocessing.connection.wait(list(waiting), left))

@@ -1,0 +1,80 @@
+"""A worker's exception as plain data, and back as the exception that it was."""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+from typing import Any, NamedTuple
+
+__all__ = ["RemoteError", "capture", "restore"]
+
+
+class RemoteError(NamedTuple):
+    """An exception that can be pickled whatever it holds.
+
+    Attributes:
+        pickled: (class, args, attributes), or empty where they cannot be pickled.
+        shown: Type and text.
+        trace: The worker's traceback, causes included.
+        notes: The exception's notes.
+    """
+
+    pickled: bytes
+    shown: str
+    trace: str
+    notes: tuple[str, ...]
+
+
+class WorkerTraceback(Exception):
+    """Stands as the cause of an exception that comes from a worker; its text is the traceback there."""
+
+    def __str__(self) -> str:
+        return f"in a worker:\n{self.args[0] if self.args else ''}"
+
+
+def capture(error: BaseException) -> RemoteError:
+    """The exception as data."""
+    trace = "".join(traceback.format_exception(error))
+    shown = "".join(traceback.format_exception_only(type(error), error)).strip()
+    attributes = {key: value for key, value in error.__dict__.items() if key != "__notes__"}
+    notes = tuple(map(str, getattr(error, "__notes__", ())))
+    for args, kept in ((error.args, attributes), (error.args, _picklable(attributes))):
+        try:
+            pickled = pickle.dumps((type(error), args, kept))
+            _rebuild(pickled)
+        except Exception:
+            continue
+        return RemoteError(pickled, shown, trace, notes)
+    return RemoteError(b"", shown, trace, notes)
+
+
+def restore(remote: RemoteError) -> BaseException:
+    """The exception again: its own type, arguments, attributes and notes; RuntimeError where that cannot be."""
+    try:
+        error = _rebuild(remote.pickled) if remote.pickled else RuntimeError(remote.shown)
+    except Exception:
+        error = RuntimeError(remote.shown)
+    for note in remote.notes:
+        error.add_note(note)
+    error.__cause__ = WorkerTraceback(remote.trace)
+    return error
+
+
+def _rebuild(pickled: bytes) -> BaseException:
+    kind, args, attributes = pickle.loads(pickled)
+    # Not kind(*args): a constructor may take other arguments than it hands to BaseException.
+    error: BaseException = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(attributes)
+    return error
+
+
+def _picklable(attributes: dict[str, Any]) -> dict[str, Any]:
+    kept = {}
+    for key, value in attributes.items():
+        try:
+            pickle.dumps(value)
+        except Exception:
+            continue
+        kept[key] = value
+    return kept

@@ -1,0 +1,288 @@
+"""The state: plain JSON, a flat map of node entries, and the one loop that compares it with a pipeline.
+
+A node declares its entry as named `Field`s. What may differ between a saved state and the pipeline that loads it is
+decided by the field's kind alone, so validation, errors and diffs are all `differences`.
+"""
+
+from __future__ import annotations
+
+import platform
+import warnings
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypedDict, cast
+
+import numpy as np
+import torch
+
+from stateful_pipes.errors import Difference, StateMismatchError, StateVersionError
+
+__all__ = [
+    "FORMAT",
+    "LIBRARY_VERSION",
+    "MIGRATIONS",
+    "VERSION",
+    "Field",
+    "LoaderState",
+    "SamplerState",
+    "Scalar",
+    "adopted_seed",
+    "allowable",
+    "counter",
+    "fixed",
+    "text",
+    "validate",
+    "validate_entry",
+]
+
+FORMAT: Final = "stateful_pipes"
+VERSION: Final = 1
+LIBRARY_VERSION: Final = "0.1.0"
+
+Scalar = int | float | str | bool
+Kind = Literal["fixed", "allowable", "adopted", "cursor"]
+
+_MAX_COUNT = 2**63 - 1
+
+MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
+"""From a state of version n to the same state of version n + 1. Version 1 is the first, so there is none yet."""
+
+
+class LoaderState(TypedDict):
+    """What `state_dict()` of a loader or node returns. Every leaf is an int, float, str or bool.
+
+    Attributes:
+        format: Always "stateful_pipes".
+        version: Version of this structure.
+        library: Version of the library that wrote it.
+        versions: Versions of python, numpy and torch, whose streams the user's own draws depend on.
+        nodes: One entry for each node that has a state, by instance name; "type" and the node's own fields.
+    """
+
+    format: str
+    version: int
+    library: str
+    versions: dict[str, str]
+    nodes: dict[str, dict[str, Scalar]]
+
+
+class _SeededState(TypedDict, total=False):
+    seed: int
+    replacement: bool
+
+
+class SamplerState(_SeededState):
+    """What a sampler's and its iterator's `state_dict()` return.
+
+    Attributes:
+        type: Name of the order.
+        length: Items in an epoch; -1 for an endless order.
+        epoch: The current epoch.
+        consumed: Items of this epoch that have been consumed.
+        seed: The order's seed, unless it has none.
+    """
+
+    type: str
+    length: int
+    epoch: int
+    consumed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One named value in a node's entry, and the rule for what a saved one may be.
+
+    Attributes:
+        kind: "fixed" values must be equal; "allowable" ones too unless the caller names them in `allow=`; "adopted" and
+            "cursor" ones are taken from the state, the first into the node's settings, the second into its position.
+        value: What the pipeline has now.
+        expects: What is right, in words, for the error.
+        accepts: Whether a saved value is right.
+    """
+
+    kind: Kind
+    value: Scalar
+    expects: str
+    accepts: Callable[[object], bool]
+
+
+def fixed(value: Scalar) -> Field:
+    """An argument that shapes the stream: a state with another value is refused."""
+    return Field("fixed", value, repr(value), lambda saved: type(saved) is type(value) and saved == value)
+
+
+def allowable(value: int) -> Field:
+    """A positive integer argument that may differ at a load if the caller names it in `allow=`."""
+    return Field("allowable", value, "an integer of at least 1", lambda saved: _is_count(saved) and saved >= 1)
+
+
+def adopted_seed(value: int) -> Field:
+    """A seed: the state's replaces the pipeline's."""
+    return Field("adopted", value, "an integer from 0 to 2**64 - 1", lambda saved: type(saved) is int and 0 <= saved < 2**64)
+
+
+def counter(value: int, below: int | None = None) -> Field:
+    """A part of the position: an integer from 0, and below `below` if that is given."""
+    stop = _MAX_COUNT if below is None else below
+    return Field("cursor", value, f"an integer from 0 to {stop - 1}", lambda saved: _is_count(saved) and 0 <= saved < stop)
+
+
+def text(value: str) -> Field:
+    """A part of the position that is a string, such as a foreign node's state."""
+    return Field("cursor", value, "a string", lambda saved: type(saved) is str)
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int
+
+
+def envelope(nodes: Mapping[str, Mapping[str, Field]]) -> LoaderState:
+    """A fresh state of these node entries; it shares nothing with the pipeline."""
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "library": LIBRARY_VERSION,
+        "versions": _versions(),
+        "nodes": {name: {key: field.value for key, field in entry.items()} for name, entry in nodes.items()},
+    }
+
+
+def _versions() -> dict[str, str]:
+    return {"python": platform.python_version(), "numpy": np.__version__, "torch": str(torch.__version__)}
+
+
+def validate(
+    state: object, nodes: Mapping[str, Mapping[str, Field]], allow: Collection[str] = ()
+) -> dict[str, dict[str, Any]]:
+    """Compares a saved state with a pipeline's entries and returns the saved entries, migrated to this version.
+
+    Nothing is changed; a difference in the versions of Python, NumPy or torch is warned of once in a process.
+
+    Raises:
+        StateVersionError: the state's version is newer than this library's.
+        StateMismatchError: anything else is wrong; it lists every entry that differs.
+    """
+    if not isinstance(state, Mapping):
+        raise StateMismatchError(f"a state is a mapping, got {type(state).__name__}")
+    if "format" not in state and "_num_yielded" in state:
+        raise StateMismatchError(
+            "this is a state of torchdata's StatefulDataLoader. To move over, finish the epoch with the old loader, then "
+            "start this one with set_epoch(next epoch); its order is another, so a position inside an epoch has no meaning here"
+        )
+    migrated = _migrate(state)
+    wrong = _compare("", _ENVELOPE, {key: value for key, value in migrated.items() if key not in ("nodes", "versions")}, ())
+    for key in ("nodes", "versions"):
+        if key not in migrated:
+            wrong.append(Difference("", key, "missing", "a mapping", "the state is damaged"))
+    versions, saved = migrated.get("versions", {}), migrated.get("nodes", {})
+    wrong += _compare_versions(versions)
+    if isinstance(saved, Mapping):
+        wrong += differences(saved, nodes, allow)
+    else:
+        wrong.append(Difference("", "nodes", repr(saved), "a mapping", "the state is damaged"))
+    if wrong:
+        raise StateMismatchError(differences=tuple(wrong))
+    _warn_of_versions(versions)
+    return cast("dict[str, dict[str, Any]]", saved)
+
+
+def validate_entry(state: object, entry: Mapping[str, Field], name: str) -> dict[str, Any]:
+    """The same for a single entry without an envelope, as a sampler's own state is.
+
+    Raises:
+        StateMismatchError: it lists every field that differs.
+    """
+    wrong = differences({name: state}, {name: entry}, ())
+    if wrong:
+        raise StateMismatchError(differences=tuple(wrong))
+    return dict(cast("Mapping[str, Any]", state))
+
+
+def differences(
+    saved: Mapping[Any, object], nodes: Mapping[str, Mapping[str, Field]], allow: Collection[str]
+) -> list[Difference]:
+    """Every missing, extra and unacceptable entry and field of `saved`, in the pipeline's order."""
+    wrong: list[Difference] = []
+    for name, entry in nodes.items():
+        if name not in saved:
+            wrong.append(Difference(name, "", "missing", _type_of(entry), "build the pipeline that the state was saved from"))
+            continue
+        found = saved[name]
+        if isinstance(found, Mapping):
+            wrong += _compare(name, entry, found, allow)
+        else:
+            wrong.append(Difference(name, "", _shown(found), "a mapping", "the state is damaged"))
+    for name, found in saved.items():
+        if name not in nodes:
+            kind = found.get("type", "a node") if isinstance(found, Mapping) else found
+            wrong.append(Difference(str(name), "", _shown(kind), "missing", "build the pipeline that the state was saved from"))
+    return wrong
+
+
+def _compare(name: str, entry: Mapping[str, Field], saved: Mapping[Any, object], allow: Collection[str]) -> list[Difference]:
+    wrong: list[Difference] = []
+    for key, field in entry.items():
+        if key not in saved:
+            wrong.append(Difference(name, key, "missing", _shown(field.value), f"it should be {field.expects}"))
+        elif not field.accepts(saved[key]):
+            remedy = "set it as it was when the state was saved" if field.kind == "fixed" else f"it should be {field.expects}"
+            wrong.append(Difference(name, key, _shown(saved[key]), _shown(field.value), remedy))
+        elif field.kind == "allowable" and key not in allow and saved[key] != field.value:
+            remedy = f"set it as it was, or name it: load_state_dict(state, allow=({key!r},))"
+            wrong.append(Difference(name, key, _shown(saved[key]), _shown(field.value), remedy))
+    for key, value in saved.items():
+        if key not in entry:
+            wrong.append(Difference(name, str(key), _shown(value), "missing", "this pipeline has no such entry"))
+    return wrong
+
+
+_ENVELOPE: Final[Mapping[str, Field]] = {
+    "format": fixed(FORMAT),
+    "version": fixed(VERSION),
+    "library": text(LIBRARY_VERSION),
+}
+
+
+def _migrate(state: Mapping[Any, Any]) -> dict[str, Any]:
+    """A shallow copy of the state, brought to this version step by step."""
+    migrated = dict(state)
+    version = migrated.get("version")
+    if type(version) is int and version > VERSION:
+        raise StateVersionError(
+            expected=f"at most {VERSION}", found=version, remedy=f"Load it with the library that wrote it ({migrated.get('library')})"
+        )
+    while type(version) is int and version in MIGRATIONS and version < VERSION:
+        migrated = MIGRATIONS[version](migrated)
+        version = migrated["version"]
+    return migrated
+
+
+def _compare_versions(saved: object) -> list[Difference]:
+    if not isinstance(saved, Mapping):
+        return [Difference("", "versions", _shown(saved), "a mapping", "the state is damaged")]
+    return _compare("versions", {name: text(value) for name, value in _versions().items()}, saved, ())
+
+
+_warned: set[tuple[str, str, str]] = set()
+
+
+def _warn_of_versions(saved: Mapping[str, str]) -> None:
+    changed = [(name, saved[name], here) for name, here in _versions().items() if saved[name] != here]
+    if changed and not _warned.issuperset(changed):
+        _warned.update(changed)
+        named = ", ".join(f"{name} {old} (here {new})" for name, old, new in changed)
+        warnings.warn(
+            f"the state was saved with {named}: order and seeds resume exactly, but what your own functions draw "
+            "from these libraries under a seed may differ",
+            UserWarning,
+            stacklevel=4,
+        )
+
+
+def _type_of(entry: Mapping[str, Field]) -> str:
+    return str(entry["type"].value) if "type" in entry else "a node"
+
+
+def _shown(value: object) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 80 else f"{shown[:77]}..."

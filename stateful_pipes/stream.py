@@ -1,0 +1,158 @@
+"""What is under way at the top of a pipeline, and the one place where consumption is recorded."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Protocol
+
+from stateful_pipes.errors import ConcurrentUseError, IteratorInvalidError, LoaderFailedError
+
+__all__ = ["Mark", "Pulled", "Pullable", "Stream", "Ticket", "pull_one"]
+
+Mark = tuple[Any, ...]
+"""The moving part of a node and its sources: a small plain tuple, epoch first."""
+
+Ticket = tuple[Any, ...]
+"""A block of work: (epoch, positions, what to read, seeds...); plain tuples, ints and bytes."""
+
+
+class Pullable(Protocol):
+    """What a stream needs of the node at its top."""
+
+    def pull(self, count: int) -> Ticket: ...
+    def run(self, ticket: Ticket) -> list[Any]: ...
+    def mark(self) -> Mark: ...
+    def seek(self, mark: Mark) -> None: ...
+    def scope(self) -> AbstractContextManager[None]: ...
+
+
+class Pulled(NamedTuple):
+    """What one pull came to: a ticket, the end of the epoch (neither), or an error; and the mark right after it."""
+
+    ticket: Ticket | None
+    mark: Mark
+    error: Exception | None = None
+
+    @property
+    def is_end(self) -> bool:
+        return self.ticket is None and self.error is None
+
+
+def pull_one(node: Pullable) -> Pulled:
+    """Pulls one item; its error is kept for when its turn comes, since the items before it are still good."""
+    try:
+        ticket = node.pull(1)
+    except StopIteration:
+        return Pulled(None, node.mark())
+    except Exception as error:
+        return Pulled(None, (), error)
+    return Pulled(ticket, node.mark())
+
+
+class Stream:
+    """The committed mark of a pipeline and the one item pulled ahead of it.
+
+    It belongs to the node at the top but never refers to it (methods take the node), so that dropping a pipeline frees
+    it at once. The item ahead is pulled, not run: it tells whether the epoch ends, so that with its last item committed
+    the mark already reads (epoch + 1, start).
+    """
+
+    def __init__(self) -> None:
+        self.generation = 0
+        self._committed: Mark | None = None
+        self._ahead: Pulled | None = None
+        self._astray = False  # the node no longer stands right behind what is pulled ahead
+        self._failure = ""
+        self._lock = threading.Lock()
+
+    def committed(self, node: Pullable) -> Mark:
+        """The mark after the last item that was handed out."""
+        if self._committed is None:
+            self._committed = node.mark()
+        return self._committed
+
+    def take(self, node: Pullable, epoch: int, generation: int) -> Any:
+        """Hands out the next item of `epoch` and commits its mark.
+
+        Raises:
+            StopIteration: the committed epoch is another.
+            IteratorInvalidError: the stream was loaded, moved or closed since `generation`.
+            LoaderFailedError: an earlier error is still to be cleared.
+            ConcurrentUseError: another thread is in here.
+        """
+        if not self._lock.acquire(blocking=False):
+            raise ConcurrentUseError(remedy="Give each thread a loader of its own, or one thread the loader and a queue")
+        try:
+            if generation != self.generation:
+                raise IteratorInvalidError(remedy="Call iter() again")
+            self.check()
+            if self.committed(node)[0] != epoch:
+                raise StopIteration
+            return self._take(node)
+        finally:
+            self._lock.release()
+
+    def _take(self, node: Pullable) -> Any:
+        if self._astray:
+            node.seek(self.committed(node))
+            self._astray = False
+        current = self._ahead or pull_one(node)
+        self._ahead, self._astray = None, True
+        if current.is_end:
+            self._committed, self._astray = current.mark, False
+            raise StopIteration
+        try:
+            if current.error is not None:
+                raise current.error
+            following = pull_one(node)
+            with node.scope():
+                (item,) = node.run(current.ticket or ())
+        except StopIteration as error:
+            self._failure = "StopIteration"
+            raise RuntimeError("run() raised StopIteration; only pull() may, to end an epoch") from error
+        except Exception as error:
+            self._failure = f"{type(error).__name__}: {error}"
+            raise
+        self._ahead = None if following.is_end else following
+        self._committed = following.mark if following.is_end else current.mark
+        self._astray = False
+        return item
+
+    def check(self) -> None:
+        """Raises LoaderFailedError while an error is to be cleared by `move` or `close`."""
+        if self._failure:
+            raise LoaderFailedError(self._failure, remedy="close() or load_state_dict() lets it go on from the last consumed item")
+
+    def move(self, node: Pullable, mark: Mark) -> None:
+        """Goes to another mark; what was pulled ahead is dropped and older iterators become invalid.
+
+        If the node refuses the mark it is led back to the committed one, and nothing has changed.
+        """
+        committed = self.committed(node)
+        try:
+            node.seek(mark)
+        except BaseException:
+            self._ahead, self._astray = None, True
+            self._committed = committed
+            raise
+        self._drop()
+        self._committed = mark
+        self._astray = False
+
+    def arrive(self, mark: Mark) -> None:
+        """Commits the mark where the node already stands, as after a foreign source was reset."""
+        self._drop()
+        self._committed = mark
+        self._astray = False
+
+    def close(self, node: Pullable) -> None:
+        """Drops what was pulled ahead, clears an error, and ends older iterators; the next one starts at the committed mark."""
+        self.committed(node)
+        self._drop()
+        self._astray = True
+
+    def _drop(self) -> None:
+        self.generation += 1
+        self._ahead = None
+        self._failure = ""
