@@ -1,1 +1,49 @@
-"""Input pipelines for PyTorch that resume bit for bit (work in progress)."""
+"""Input pipelines for PyTorch that resume bit for bit.
+
+The house, each room importing only from those above it:
+
+    errors  state  encoding  rng  permutation      ground
+    samplers/                                      orders: pure functions of (seed, epoch, position)
+    stream  node  nodes/                           the cursor half and the pure half of a pipeline
+    prefetch/                                      worker processes
+    checkpoint  door  loader  dataset              the top
+    cli/                                           the command line
+"""
+
+from stateful_pipes.dataset import as_dataset
+from stateful_pipes.errors import StatefulPipesError, get_error_message
+from stateful_pipes.loader import StatefulDataLoader
+from stateful_pipes.node import Node
+from stateful_pipes.nodes.batcher import SeededBatcher
+from stateful_pipes.nodes.foreign import as_node
+from stateful_pipes.nodes.mapper import SeededMapper
+from stateful_pipes.nodes.sampler import SamplerNode
+from stateful_pipes.prefetch.prefetcher import ProcessPrefetcher
+from stateful_pipes.samplers import InfiniteRandomSampler, Order, OrderSampler, RandomSampler, SequentialSampler
+from stateful_pipes.state import LIBRARY_VERSION, LoaderState, SamplerState
+from stateful_pipes.stream import positions_of
+from stateful_pipes.view import Position
+
+__all__ = [
+    "InfiniteRandomSampler",
+    "LoaderState",
+    "Node",
+    "Order",
+    "OrderSampler",
+    "Position",
+    "ProcessPrefetcher",
+    "RandomSampler",
+    "SamplerNode",
+    "SamplerState",
+    "SeededBatcher",
+    "SeededMapper",
+    "SequentialSampler",
+    "StatefulDataLoader",
+    "StatefulPipesError",
+    "as_dataset",
+    "as_node",
+    "get_error_message",
+    "positions_of",
+]
+
+__version__ = LIBRARY_VERSION

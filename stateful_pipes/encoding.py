@@ -88,6 +88,6 @@ def _from_json(value: Any) -> Any:
         dtype = cast(torch.dtype, getattr(torch, value["dtype"]))
         return torch.frombuffer(data, dtype=dtype).reshape(shape) if data else torch.empty(shape, dtype=dtype)
     descr = value["dtype"]
-    dtype = np.lib.format.descr_to_dtype([tuple(one) for one in descr] if isinstance(descr, list) else descr)
-    array = np.frombuffer(data, dtype=dtype).reshape(shape)
+    array_dtype = np.lib.format.descr_to_dtype([tuple(one) for one in descr] if isinstance(descr, list) else descr)
+    array = np.frombuffer(data, dtype=array_dtype).reshape(shape)
     return array[()] if kind == "scalar" else array

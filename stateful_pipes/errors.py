@@ -229,7 +229,8 @@ def get_error_message(code: int) -> str:
     Raises:
         ValueError: no error has this code.
     """
-    for error in (StatefulPipesError, *StatefulPipesError.__subclasses__()):
+    errors: list[type[StatefulPipesError]] = [StatefulPipesError, *StatefulPipesError.__subclasses__()]
+    for error in errors:
         if error.code == code:
             return error.message
     raise ValueError(f"no error has code {code}")

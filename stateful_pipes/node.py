@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-import re
 import weakref
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from typing import Any, ClassVar, Self, TypeVar, cast
 
 from torchdata.nodes import BaseNode
 
 from stateful_pipes.errors import NodeAttachedError, ResumableModeRequiredError
+from stateful_pipes.naming import instance_name, snake_case
 from stateful_pipes.rng import GlobalGenerator, preserved
-from stateful_pipes.samplers.base import check_epoch
+from stateful_pipes.samplers.order import check_epoch
 from stateful_pipes.state import Field, LoaderState, envelope, fixed, validate
 from stateful_pipes.stream import Mark, Stream, Ticket
 
-__all__ = ["Mark", "Node", "Ticket", "positions_of", "walk"]
+__all__ = ["Node", "walk"]
 
 T_co = TypeVar("T_co", covariant=True)
+
+# Reaches the nodes of this library inside foreign ones, whose reset() has no way to pass it on.
+_ALLOW: ContextVar[Collection[str]] = ContextVar("allow", default=())
 
 _BASE_NODE_DOOR = ("__next__", "next", "reset", "get_state", "state_dict", "load_state_dict")
 
@@ -59,8 +63,8 @@ class Node(BaseNode[T_co]):
     """Attributes that stay in the main process when the node is sent to a worker."""
 
     def __init__(self, *sources: Node[Any], name: str | None = None) -> None:
-        super().__init__()
         self._check_contract()
+        super().__init__()  # type: ignore[no-untyped-call]  # torchdata leaves it unannotated
         self.stream = Stream()
         self.sources = sources
         self._parent: weakref.ref[Node[Any]] | None = None
@@ -69,7 +73,7 @@ class Node(BaseNode[T_co]):
         self._pass_epoch = 0
         self._loaded = False
         taken = [node.name for source in sources for node in walk(source)]
-        self.name = self._named(name, taken)
+        self.name: str = instance_name(name, self.kind or snake_case(type(self).__name__), taken)
         for source in sources:
             source._attach_to(self)
 
@@ -143,7 +147,7 @@ class Node(BaseNode[T_co]):
         self._refuse_parent("reset")
         super().reset(cast("dict[str, Any] | None", initial_state))
         if initial_state is not None:
-            self.load(initial_state)
+            self.load(initial_state, _ALLOW.get())
             self._loaded = False
         elif self._loaded:
             self._loaded = False
@@ -182,10 +186,19 @@ class Node(BaseNode[T_co]):
         """Validates a state, then adopts it and moves the stream there."""
         committed = self.consumed()
         saved = validate(state, {node.name: entry for node, entry in self._entries(committed)}, allow)
-        self.stream.move(self, self._located(saved))
+        token = _ALLOW.set(allow)
+        try:
+            self.stream.move(self, self._located(saved))
+        finally:
+            _ALLOW.reset(token)
         for node in walk(self):
             if node.name in saved:
                 node.adopt(saved[node.name])
+
+    def shut_down(self) -> None:
+        """Ends workers and older iterators; the next iterator goes on from the last consumed item."""
+        self.stream.close(self)
+        self.close()
 
     def set_epoch(self, epoch: int) -> None:
         """Goes to the start of `epoch`, in the whole pipeline that this node is part of; nothing if that is the current one."""
@@ -251,19 +264,6 @@ class Node(BaseNode[T_co]):
         parts = tuple(source._located(saved) for source in self.sources)
         return self.locate(saved.get(self.name, {}), parts)
 
-    def _named(self, name: str | None, taken: list[str]) -> str:
-        if name is not None:
-            if not isinstance(name, str) or not name:
-                raise TypeError(f"name must be a non-empty string, got {name!r}")
-            if name in taken:
-                raise ValueError(f"two nodes of this pipeline are named {name!r}")
-        kind = self.kind or snake_case(type(self).__name__)
-        numbered = next(n for n in (kind, *(f"{kind}_{i}" for i in range(2, len(taken) + 3))) if n not in taken)
-        repeated = {one for one in taken if taken.count(one) > 1}
-        if repeated:
-            raise ValueError(f"two nodes of this pipeline are named {sorted(repeated)[0]!r}; give one of them name=")
-        return name or numbered
-
     def _attach_to(self, parent: Node[Any]) -> None:
         self._refuse_parent("a second node above it")
         self._parent = weakref.ref(parent)
@@ -281,7 +281,7 @@ class Node(BaseNode[T_co]):
         if overridden:
             raise ResumableModeRequiredError(
                 f"{cls.__name__} overrides {', '.join(overridden)}, which the workers never call",
-                remedy="Implement pull, run, mark and seek instead (see stateful_pipes.Node), or derive from torchdata's BaseNode",
+                remedy="Implement pull, run, mark and seek (see stateful_pipes.Node), or derive from torchdata's BaseNode",
             )
         if cls.run is Node.run:
             raise ResumableModeRequiredError(f"{cls.__name__} does not implement run(ticket)", remedy="See stateful_pipes.Node")
@@ -298,14 +298,3 @@ def walk(node: Node[Any]) -> Iterator[Node[Any]]:
     for source in node.sources:
         yield from walk(source)
     yield node
-
-
-def positions_of(ticket: Ticket) -> range | list[int]:
-    """The positions of a ticket's items within their epoch."""
-    positions = ticket[1]
-    return range(*positions) if isinstance(positions, tuple) else memoryview(positions).cast("q").tolist()
-
-
-def snake_case(name: str) -> str:
-    """IterableWrapper -> iterable_wrapper."""
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()

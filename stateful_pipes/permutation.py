@@ -82,4 +82,5 @@ def _add_hash(
     value >>= np.uint64(32)
     value += half
     # Unsigned, so value - radix wraps to something huge exactly where value is already inside.
-    return np.minimum(value, value - radix)
+    wrapped: npt.NDArray[np.uint64] = np.minimum(value, value - radix)
+    return wrapped

@@ -113,18 +113,18 @@ def fixed(value: Scalar) -> Field:
 
 def allowable(value: int) -> Field:
     """A positive integer argument that may differ at a load if the caller names it in `allow=`."""
-    return Field("allowable", value, "an integer of at least 1", lambda saved: _is_count(saved) and saved >= 1)
+    return Field("allowable", value, "an integer of at least 1", lambda saved: _is_count(saved, 1))
 
 
 def adopted_seed(value: int) -> Field:
     """A seed: the state's replaces the pipeline's."""
-    return Field("adopted", value, "an integer from 0 to 2**64 - 1", lambda saved: type(saved) is int and 0 <= saved < 2**64)
+    return Field("adopted", value, "an integer from 0 to 2**64 - 1", lambda saved: _is_count(saved, 0, 2**64))
 
 
 def counter(value: int, below: int | None = None) -> Field:
     """A part of the position: an integer from 0, and below `below` if that is given."""
     stop = _MAX_COUNT if below is None else below
-    return Field("cursor", value, f"an integer from 0 to {stop - 1}", lambda saved: _is_count(saved) and 0 <= saved < stop)
+    return Field("cursor", value, f"an integer from 0 to {stop - 1}", lambda saved: _is_count(saved, 0, stop))
 
 
 def text(value: str) -> Field:
@@ -132,8 +132,8 @@ def text(value: str) -> Field:
     return Field("cursor", value, "a string", lambda saved: type(saved) is str)
 
 
-def _is_count(value: object) -> bool:
-    return type(value) is int
+def _is_count(value: object, least: int, below: int = _MAX_COUNT) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value < below
 
 
 def envelope(nodes: Mapping[str, Mapping[str, Field]]) -> LoaderState:
@@ -151,9 +151,7 @@ def _versions() -> dict[str, str]:
     return {"python": platform.python_version(), "numpy": np.__version__, "torch": str(torch.__version__)}
 
 
-def validate(
-    state: object, nodes: Mapping[str, Mapping[str, Field]], allow: Collection[str] = ()
-) -> dict[str, dict[str, Any]]:
+def validate(state: object, nodes: Mapping[str, Mapping[str, Field]], allow: Collection[str] = ()) -> dict[str, dict[str, Any]]:
     """Compares a saved state with a pipeline's entries and returns the saved entries, migrated to this version.
 
     Nothing is changed; a difference in the versions of Python, NumPy or torch is warned of once in a process.
@@ -249,7 +247,9 @@ def _migrate(state: Mapping[Any, Any]) -> dict[str, Any]:
     version = migrated.get("version")
     if type(version) is int and version > VERSION:
         raise StateVersionError(
-            expected=f"at most {VERSION}", found=version, remedy=f"Load it with the library that wrote it ({migrated.get('library')})"
+            expected=f"at most {VERSION}",
+            found=version,
+            remedy=f"Load it with the library that wrote it ({migrated.get('library')})",
         )
     while type(version) is int and version in MIGRATIONS and version < VERSION:
         migrated = MIGRATIONS[version](migrated)

@@ -8,13 +8,19 @@ from typing import Any, NamedTuple, Protocol
 
 from stateful_pipes.errors import ConcurrentUseError, IteratorInvalidError, LoaderFailedError
 
-__all__ = ["Mark", "Pulled", "Pullable", "Stream", "Ticket", "pull_one"]
+__all__ = ["Mark", "Pullable", "Pulled", "Stream", "Ticket", "positions_of", "pull_one"]
 
 Mark = tuple[Any, ...]
 """The moving part of a node and its sources: a small plain tuple, epoch first."""
 
 Ticket = tuple[Any, ...]
 """A block of work: (epoch, positions, what to read, seeds...); plain tuples, ints and bytes."""
+
+
+def positions_of(ticket: Ticket) -> range | list[int]:
+    """The positions of a ticket's items within their epoch."""
+    positions = ticket[1]
+    return range(*positions) if isinstance(positions, tuple) else memoryview(positions).cast("q").tolist()
 
 
 class Pullable(Protocol):
@@ -60,6 +66,7 @@ class Stream:
 
     def __init__(self) -> None:
         self.generation = 0
+        self.delivered = 0
         self._committed: Mark | None = None
         self._ahead: Pulled | None = None
         self._astray = False  # the node no longer stands right behind what is pulled ahead
@@ -117,12 +124,15 @@ class Stream:
         self._ahead = None if following.is_end else following
         self._committed = following.mark if following.is_end else current.mark
         self._astray = False
+        self.delivered += 1
         return item
 
     def check(self) -> None:
         """Raises LoaderFailedError while an error is to be cleared by `move` or `close`."""
         if self._failure:
-            raise LoaderFailedError(self._failure, remedy="close() or load_state_dict() lets it go on from the last consumed item")
+            raise LoaderFailedError(
+                self._failure, remedy="close() or load_state_dict() lets it go on from the last consumed item"
+            )
 
     def move(self, node: Pullable, mark: Mark) -> None:
         """Goes to another mark; what was pulled ahead is dropped and older iterators become invalid.

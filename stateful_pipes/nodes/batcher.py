@@ -11,10 +11,12 @@ from torch.utils.data import default_collate
 from torchdata.nodes import BaseNode
 
 from stateful_pipes.errors import ResumableBatchConfigurationError
-from stateful_pipes.node import Mark, Node, Ticket, positions_of, walk
+from stateful_pipes.node import Node, walk
 from stateful_pipes.nodes.foreign import as_node
+from stateful_pipes.nodes.user_error import raise_noted
 from stateful_pipes.rng import COLLATE, GLOBAL_GENERATORS, GlobalGenerator, as_seed, derive, derive_each, draw_seed, seeder
 from stateful_pipes.state import Field, adopted_seed, allowable, fixed
+from stateful_pipes.stream import Mark, Ticket, positions_of
 
 __all__ = ["SeededBatcher"]
 
@@ -116,17 +118,10 @@ class SeededBatcher(Node[T_co]):
             try:
                 out.append(self.collate_fn(samples))
             except Exception as error:
-                raise self._noted(error, below)
+                held = positions_of(below)
+                place = f"in node {self.name!r} at epoch {ticket[0]}, collating positions {held[0]} to {held[-1]}"
+                raise_noted(error, self.collate_fn, place)
         return out
-
-    def _noted(self, error: Exception, ticket: Ticket) -> Exception:
-        positions = positions_of(ticket)
-        if isinstance(error, StopIteration):
-            replaced = RuntimeError(f"{self.collate_fn!r} raised StopIteration")
-            replaced.__cause__ = error
-            error = replaced
-        error.add_note(f"in node {self.name!r} at epoch {ticket[0]}, collating positions {positions[0]} to {positions[-1]}")
-        return error
 
     def seek(self, mark: Mark) -> None:
         self._ended = False

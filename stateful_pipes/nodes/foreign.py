@@ -10,8 +10,10 @@ from torchdata.nodes import BaseNode
 
 from stateful_pipes.encoding import decode, encode
 from stateful_pipes.errors import ResumableModeRequiredError
-from stateful_pipes.node import Mark, Node, Ticket, snake_case
+from stateful_pipes.naming import snake_case
+from stateful_pipes.node import Node
 from stateful_pipes.state import Field, counter, text
+from stateful_pipes.stream import Mark, Ticket
 
 __all__ = ["ForeignNode", "as_node"]
 
@@ -114,7 +116,7 @@ class ForeignNode(Node[Any]):
 
     def close(self) -> None:
         for node in self.inner():
-            node.close()
+            node.shut_down()
 
     def open(self) -> None:
         for node in self.inner():

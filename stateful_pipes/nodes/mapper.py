@@ -8,10 +8,23 @@ from typing import Any, TypeVar
 import numpy as np
 from torchdata.nodes import BaseNode
 
-from stateful_pipes.node import Mark, Node, Ticket, positions_of, walk
+from stateful_pipes.node import Node, walk
 from stateful_pipes.nodes.foreign import as_node
-from stateful_pipes.rng import GLOBAL_GENERATORS, SAMPLE, GlobalGenerator, Rng, as_seed, check_rng, derive, derive_each, draw_seed, seeder
+from stateful_pipes.nodes.user_error import raise_noted
+from stateful_pipes.rng import (
+    GLOBAL_GENERATORS,
+    SAMPLE,
+    GlobalGenerator,
+    Rng,
+    as_seed,
+    check_rng,
+    derive,
+    derive_each,
+    draw_seed,
+    seeder,
+)
 from stateful_pipes.state import Field, adopted_seed, fixed
+from stateful_pipes.stream import Mark, Ticket, positions_of
 
 __all__ = ["SeededMapper"]
 
@@ -94,7 +107,7 @@ class SeededMapper(Node[T_co]):
                     seed_all(seeds[i])
                     out.append(map_fn(item))
         except Exception as error:
-            raise self._noted(error, ticket, i, items)
+            raise_noted(error, map_fn, self._place(ticket, i, items))
         return out
 
     def _run_plain(self, ticket: Ticket) -> list[Any]:
@@ -111,20 +124,13 @@ class SeededMapper(Node[T_co]):
             for item in items:
                 out.append(self.map_fn(item))
         except Exception as error:
-            raise self._noted(error, ticket, len(out), items)
+            raise_noted(error, self.map_fn, self._place(ticket, len(out), items))
         return out
 
-    def _noted(self, error: Exception, ticket: Ticket, i: int, items: list[Any]) -> Exception:
-        """The error with the place in the stream; a StopIteration would end the epoch in silence, so it becomes an error."""
+    def _place(self, ticket: Ticket, i: int, items: list[Any]) -> str:
         shown = repr(items[i])
         shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
-        note = f"in node {self.name!r} at epoch {ticket[0]}, position {positions_of(ticket)[i]}, index {shown}"
-        if isinstance(error, StopIteration):
-            replaced = RuntimeError(f"{self.map_fn!r} raised StopIteration")
-            replaced.__cause__ = error
-            error = replaced
-        error.add_note(note)
-        return error
+        return f"in node {self.name!r} at epoch {ticket[0]}, position {positions_of(ticket)[i]}, index {shown}"
 
     def fields(self, mark: Mark) -> dict[str, Field]:
         if not self.rng:

@@ -11,9 +11,10 @@ import numpy.typing as npt
 import torch.distributed as dist
 
 from stateful_pipes.errors import ResumableBatchConfigurationError
-from stateful_pipes.node import Mark, Node, Ticket
+from stateful_pipes.node import Node
 from stateful_pipes.samplers import Order, ResumableSampler, as_resumable
 from stateful_pipes.state import Field, allowable, counter, fixed
+from stateful_pipes.stream import Mark, Ticket
 
 __all__ = ["SamplerNode"]
 
@@ -167,7 +168,7 @@ class SamplerNode(Node[int]):
         if length is not None:
             ahead = min(ahead, max(0, -(-(length - start) // step)))
         made = self._ask(range(start, start + ahead * step, step))
-        if ahead >= count:
+        if length is None or ahead >= count:
             return made
         # Past the end, where the last round of ranks is padded by wrapping around.
         wrapped = [self._ask(range(p % length, p % length + 1)) for p in range(start + ahead * step, start + count * step, step)]

@@ -13,7 +13,7 @@ import pickle
 import socket
 import struct
 from array import array
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -70,7 +70,7 @@ def receive(end: socket.socket, flags: int = 0) -> Any:
         mapped = torch.from_file(f"/proc/self/fd/{fd}", shared=True, size=os.fstat(fd).st_size, dtype=torch.uint8)
     finally:
         os.close(fd)
-    return _unpack(memoryview(mapped.numpy()))
+    return _unpack(memoryview(cast(Any, mapped.numpy())))
 
 
 def pack(value: object) -> list[Any]:
@@ -134,7 +134,7 @@ class _Pickler(pickle.Pickler):
         ):
             dense = value.resolve_conj().resolve_neg().contiguous()
             data = dense.reshape(-1).view(torch.uint8).numpy() if dense.numel() else b""
-            return _rebuild_tensor, (pickle.PickleBuffer(data), value.dtype, tuple(value.shape))
+            return _rebuild_tensor, (pickle.PickleBuffer(cast(Any, data)), value.dtype, tuple(value.shape))
         return NotImplemented
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from stateful_pipes.errors import ConcurrentUseError, WorkerDiedError, WorkerTimeoutError
 from stateful_pipes.prefetch.channel import open_channel, pack, receive, send
-from stateful_pipes.prefetch.remote_error import RemoteError, restore
+from stateful_pipes.prefetch.remote_error import restore
 from stateful_pipes.prefetch.worker import STARTED, Job, Result, Runner, work
 
 __all__ = ["WorkerPool"]
@@ -110,7 +110,7 @@ class WorkerPool:
                 self._wait(task, deadline)
         result = self._done.pop(task)
         if result.error is not None:
-            raise _raised(result.error)
+            raise restore(result.error)
         return result.items or []
 
     def forget(self) -> None:
@@ -150,7 +150,7 @@ class WorkerPool:
             return False
         self._heard.add(result.worker_id)
         if result.task == STARTED and result.error is not None:
-            raise _raised(result.error)
+            raise restore(result.error)
         self._running.discard(result.task)
         if result.task in self._forgotten:
             self._forgotten.discard(result.task)
@@ -186,10 +186,6 @@ class WorkerPool:
                 f"the workers belong to process {self._pid}, and this is a fork of it",
                 remedy="Make a loader of its own in the child",
             )
-
-
-def _raised(remote: RemoteError) -> BaseException:
-    return restore(remote)
 
 
 def _end(processes: list[BaseProcess], sockets: tuple[socket.socket, ...], pid: int) -> None:

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple, TypeVar
 
 from torchdata.nodes import BaseNode
 
-from stateful_pipes.node import Mark, Node, Ticket, positions_of, walk
+from stateful_pipes.node import Node, walk
 from stateful_pipes.nodes.foreign import as_node
 from stateful_pipes.prefetch.pool import WorkerPool
 from stateful_pipes.rng import GlobalGenerator
-from stateful_pipes.stream import Pulled, pull_one
+from stateful_pipes.stream import Mark, Pulled, Ticket, positions_of, pull_one
 
 __all__ = ["ProcessPrefetcher"]
 
@@ -159,7 +159,7 @@ class ProcessPrefetcher(Node[T_co]):
             if self._queue:
                 last = self._queue[-1].pulled
                 before = self._queue[-2].pulled if len(self._queue) > 1 else None
-                if last.error is not None or (last.is_end and (before is None or before.is_end)):
+                if last.error is not None or (last.is_end and before is not None and before.is_end):
                     return
             pulled = pull_one(self._source)
             task = -1 if pulled.ticket is None else pool.submit(pulled.ticket)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from stateful_pipes.errors import ResumableModeRequiredError
-from stateful_pipes.samplers.base import Order, OrderSampler, ResumableSampler
+from stateful_pipes.samplers.base import OrderSampler, ResumableSampler
+from stateful_pipes.samplers.order import Order
 from stateful_pipes.samplers.random import InfiniteRandomSampler, RandomSampler
 from stateful_pipes.samplers.sequential import SequentialSampler
 

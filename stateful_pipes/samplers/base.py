@@ -1,55 +1,25 @@
-"""An order is a pure function of (seed, epoch, position); a sampler is an order with a cursor."""
+"""A sampler is an order with a cursor."""
 
 from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol, Self, cast, runtime_checkable
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol, Self, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch.utils.data import Sampler
 
-from stateful_pipes.errors import NodeAttachedError, ResumableBatchConfigurationError, ResumableSamplerGeneratorError
-from stateful_pipes.permutation import MAX_LENGTH
+from stateful_pipes.errors import NodeAttachedError, ResumableSamplerGeneratorError
 from stateful_pipes.rng import as_seed, draw_seed
+from stateful_pipes.samplers.order import Order, check_epoch, length_of
 from stateful_pipes.state import Field, SamplerState, Scalar, adopted_seed, counter, fixed, validate_entry
 
-__all__ = ["Order", "OrderSampler", "ResumableSampler", "SizedOrLength", "length_of"]
-
-SizedOrLength = Any  # a sized dataset or a number of items; torch's own samplers leave it as loose
+__all__ = ["OrderSampler", "ResumableSampler", "SamplerIterator"]
 
 _CHUNK = 1024
-
-
-@runtime_checkable
-class Order(Protocol):
-    """What a user's own order has to offer; pass it to `OrderSampler`, or to `SamplerNode` as it is.
-
-    `indices` must be a pure function of its arguments: whatever asks again gets the same answer. An order with
-    `__len__` has that many positions in each epoch; one without is endless. Where it has arguments that shape it, a
-    method `arguments()` returns them as a mapping of plain values: they go into the state, and a state saved with
-    others is refused.
-
-    >>> class Interleaved:
-    ...     '''Even indices, then odd ones; every other epoch from the back.'''
-    ...     def __init__(self, length):
-    ...         self.length = length
-    ...     def __len__(self):
-    ...         return self.length
-    ...     def indices(self, seed, epoch, positions):
-    ...         half = (self.length + 1) // 2
-    ...         forward = [2 * p if p < half else 2 * (p - half) + 1 for p in positions]
-    ...         return [self.length - 1 - i for i in forward] if epoch % 2 else forward
-    >>> list(OrderSampler(Interleaved(5), seed=0))
-    [0, 2, 4, 1, 3]
-    """
-
-    def indices(self, seed: int, epoch: int, positions: range) -> npt.NDArray[np.int64] | Sequence[int]:
-        """Dataset indices at `positions` (within the epoch) of `epoch`, int64 of the same length."""
-        ...
 
 
 class SamplerOwner(Protocol):
@@ -78,7 +48,7 @@ class ResumableSampler(Sampler[int]):
         if seed is not None and generator is not None:
             raise ValueError("seed and generator exclude each other: one seed is drawn from a generator")
         self.order = order
-        self.length = _order_length(order)
+        self.length = length_of(order) if hasattr(order, "__len__") else None
         self.seed = None if not seeded else as_seed(seed) if seed is not None else draw_seed(generator)
         self._epoch = 0
         self._consumed = 0
@@ -302,38 +272,3 @@ class SamplerIterator(Iterator[int]):
         """
         entry = self._sampler.take(state_dict)
         self._seek(entry["epoch"], entry["consumed"])
-
-
-def check_epoch(epoch: object) -> int:
-    """The epoch as an `int`, refused with ValueError or TypeError where it is none."""
-    if isinstance(epoch, bool) or not hasattr(epoch, "__index__"):
-        raise TypeError(f"epoch must be an integer, got {epoch!r}")
-    value = operator.index(cast(Any, epoch))
-    if not 0 <= value < 2**63 - 1:
-        raise ValueError(f"epoch must be from 0 to 2**63 - 2, got {value}")
-    return value
-
-
-def length_of(data_source: SizedOrLength) -> int:
-    """How many items a sized dataset or a plain length stands for.
-
-    Raises:
-        TypeError: neither a length nor sized.
-        ValueError: negative, or above 2**62.
-        ResumableBatchConfigurationError: nothing to sample from.
-    """
-    if isinstance(data_source, bool):
-        raise TypeError(f"expected a sized dataset or a length, got {data_source!r}")
-    try:
-        length = operator.index(data_source) if hasattr(data_source, "__index__") else len(data_source)
-    except TypeError as error:
-        raise TypeError(f"expected a sized dataset or a length, got {type(data_source).__name__}") from error
-    if not 0 <= length <= MAX_LENGTH:
-        raise ValueError(f"length must be from 1 to 2**62, got {length}")
-    if length == 0:
-        raise ResumableBatchConfigurationError("there is nothing to sample from", expected="at least 1 item", found=0)
-    return length
-
-
-def _order_length(order: Order) -> int | None:
-    return length_of(order) if hasattr(order, "__len__") else None

@@ -8,7 +8,8 @@ import torch
 
 from stateful_pipes.permutation import permute
 from stateful_pipes.rng import ORDER, derive, derive_each
-from stateful_pipes.samplers.base import ResumableSampler, SizedOrLength, length_of
+from stateful_pipes.samplers.base import ResumableSampler
+from stateful_pipes.samplers.order import SizedOrLength, length_of
 from stateful_pipes.state import Scalar
 
 __all__ = ["InfiniteRandomSampler", "RandomSampler"]
@@ -62,12 +63,10 @@ class RandomSampler(ResumableSampler):
     >>> sampler = RandomSampler(10**12, seed=0)
     >>> sampler.advance(10**11)
     >>> next(iter(sampler))
-    INDEX
+    314947445883
     """
 
-    def __init__(
-        self, data_source: SizedOrLength, *, seed: int | None = None, generator: torch.Generator | None = None
-    ) -> None:
+    def __init__(self, data_source: SizedOrLength, *, seed: int | None = None, generator: torch.Generator | None = None) -> None:
         super().__init__(_RandomOrder(length_of(data_source)), seed=seed, generator=generator)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from stateful_pipes.samplers.base import ResumableSampler, SizedOrLength, length_of
+from stateful_pipes.samplers.base import ResumableSampler
+from stateful_pipes.samplers.order import SizedOrLength, length_of
 
 __all__ = ["SequentialSampler"]
 

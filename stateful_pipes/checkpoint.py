@@ -1,0 +1,90 @@
+"""A loader's state as bytes with a checksum, and files that are whole or not there."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from stateful_pipes.errors import CheckpointFileError
+
+__all__ = ["dumps", "loads", "read", "write_atomically"]
+
+
+def dumps(state: Mapping[str, Any]) -> bytes:
+    """The state as canonical JSON beside the SHA-256 of that JSON."""
+    body = _canonical(state)
+    return _canonical({"sha256": hashlib.sha256(body).hexdigest(), "state": state})
+
+
+def loads(data: bytes) -> dict[str, Any]:
+    """The state again; it is not yet compared with a pipeline.
+
+    Raises:
+        CheckpointFileError: the bytes are truncated, changed, or something else altogether.
+    """
+    remedy = "Go back to an older checkpoint"
+    try:
+        held = json.loads(data)
+        digest, state = held["sha256"], held["state"]
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise CheckpointFileError("not JSON with a checksum and a state", remedy=remedy) from error
+    found = hashlib.sha256(_canonical(state)).hexdigest()
+    if not isinstance(state, dict) or digest != found or _canonical(held) != data:
+        raise CheckpointFileError("the checksum does not fit the content", expected=digest, found=found, remedy=remedy)
+    return state
+
+
+def read(path: str | PathLike[str]) -> dict[str, Any]:
+    """The state in a file that `write_atomically` wrote.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        CheckpointFileError: it is not a whole checkpoint.
+    """
+    try:
+        return loads(Path(path).read_bytes())
+    except CheckpointFileError as error:
+        error.add_note(f"in file {os.fspath(path)}")
+        raise
+
+
+def write_atomically(path: str | PathLike[str], data: bytes) -> None:
+    """Writes a file so that after a crash at any moment either the old content is there or the new one, whole.
+
+    A file beside the target is written and synced, then takes its place, and the folder is synced.
+    """
+    target = Path(path)
+    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, target)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(name)
+        raise
+    _sync_folder(target.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return  # some file systems do not let a folder be opened; the file itself is synced
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _canonical(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()

@@ -1,0 +1,137 @@
+"""torch's DataLoader parameters, turned into a pipeline."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from multiprocessing.context import BaseContext
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import IterableDataset, MapDataPipe, default_collate, default_convert
+
+from stateful_pipes.errors import ResumableModeRequiredError
+from stateful_pipes.node import Node
+from stateful_pipes.nodes.batcher import SeededBatcher
+from stateful_pipes.nodes.mapper import SeededMapper
+from stateful_pipes.nodes.pin_memory import PinnedMemory
+from stateful_pipes.nodes.sampler import SamplerNode
+from stateful_pipes.prefetch.prefetcher import ProcessPrefetcher
+from stateful_pipes.rng import GLOBAL_GENERATORS, Rng, as_seed, draw_seed
+from stateful_pipes.samplers import RandomSampler, ResumableSampler, SequentialSampler, as_resumable
+
+__all__ = ["DatasetArguments", "build", "collate_of", "refuse_arguments"]
+
+
+class DatasetArguments(NamedTuple):
+    """What the dataset door was given; see `StatefulDataLoader`."""
+
+    dataset: Any
+    batch_size: int | None
+    shuffle: bool | None
+    sampler: Any
+    num_workers: int
+    collate_fn: Callable[[list[Any]], Any] | None
+    pin_memory: bool
+    drop_last: bool
+    timeout: float
+    worker_init_fn: Callable[[int], None] | None
+    multiprocessing_context: str | BaseContext | None
+    generator: torch.Generator | None
+    prefetch_factor: int | None
+    persistent_workers: bool
+    pin_memory_device: str
+    seed: int | None
+    rng: Rng
+
+
+def build(a: DatasetArguments) -> Node[Any]:
+    """The pipeline: sampler, mapper, batcher, prefetcher.
+
+    One seed serves all its nodes, since each hashes it with a purpose of its own.
+    """
+    _check_dataset(a.dataset)
+    _check_workers(a)
+    if a.batch_size is None and a.drop_last:
+        raise ValueError("batch_size=None turns batching off, so drop_last=True has no meaning")
+    if a.sampler is not None and a.shuffle:
+        raise ValueError("sampler and shuffle=True exclude each other")
+    order_seed = draw_seed(a.generator) if a.generator is not None else None
+    seed = as_seed(a.seed) if a.seed is not None else draw_seed() if order_seed is None else order_seed
+    sampler = _sampler(a, seed if order_seed is None else order_seed)
+    node: Node[Any] = SamplerNode(sampler)
+    node = SeededMapper(node, a.dataset.__getitem__, seed=seed, rng=a.rng)
+    if a.batch_size is None:
+        # torch converts each sample; a collate_fn of the caller's takes the place of that.
+        plain = a.collate_fn is None or a.collate_fn is default_convert
+        node = SeededMapper(node, a.collate_fn or default_convert, seed=seed, rng=() if plain else a.rng, name="collate")
+    else:
+        node = SeededBatcher(node, a.batch_size, drop_last=a.drop_last, collate_fn=a.collate_fn, seed=seed)
+    node = ProcessPrefetcher(
+        node,
+        a.num_workers,
+        prefetch_factor=2 if a.prefetch_factor is None else a.prefetch_factor,
+        multiprocessing_context=a.multiprocessing_context,
+        worker_init_fn=a.worker_init_fn,
+        timeout=a.timeout,
+    )
+    return PinnedMemory(node, a.pin_memory_device) if _pins(a) else node
+
+
+def collate_of(a: DatasetArguments) -> Callable[[Any], Any]:
+    """The collate function in force."""
+    if a.collate_fn is not None:
+        return a.collate_fn
+    return default_convert if a.batch_size is None else default_collate
+
+
+def _sampler(a: DatasetArguments, seed: int) -> ResumableSampler:
+    if a.sampler is not None:
+        return as_resumable(a.sampler)
+    return RandomSampler(a.dataset, seed=seed) if a.shuffle else SequentialSampler(a.dataset)
+
+
+def _check_dataset(dataset: Any) -> None:
+    if isinstance(dataset, (IterableDataset, MapDataPipe)):
+        kind = "an IterableDataset" if isinstance(dataset, IterableDataset) else "a MapDataPipe"
+        use = "IterableWrapper(dataset)" if isinstance(dataset, IterableDataset) else "SamplerNode and SeededMapper"
+        raise ResumableModeRequiredError(
+            f"{type(dataset).__name__} is {kind}, which has no positions to resume at",
+            remedy=f"Compose a pipeline over torchdata.nodes.{use} and pass that"
+            if isinstance(dataset, IterableDataset)
+            else f"Compose a pipeline with {use} and pass that",
+        )
+    if hasattr(dataset, "state_dict") and hasattr(dataset, "load_state_dict"):
+        raise ResumableModeRequiredError(
+            f"{type(dataset).__name__} has a state of its own, which workers would each change for themselves",
+            remedy="Make __getitem__ a function of the index alone, or make the stateful part a torchdata node",
+        )
+    if not hasattr(dataset, "__getitem__"):
+        raise TypeError(f"dataset must be a map-style dataset or a torchdata node, got {type(dataset).__name__}")
+
+
+def _check_workers(a: DatasetArguments) -> None:
+    if a.num_workers == 0 and a.prefetch_factor is not None:
+        raise ValueError(f"prefetch_factor={a.prefetch_factor} has no meaning with num_workers=0")
+    if a.num_workers == 0 and a.persistent_workers:
+        raise ValueError("persistent_workers=True has no meaning with num_workers=0")
+    if a.num_workers == 0 and a.multiprocessing_context is not None:
+        raise ValueError(f"multiprocessing_context={a.multiprocessing_context!r} has no meaning with num_workers=0")
+
+
+def _pins(a: DatasetArguments) -> bool:
+    if a.pin_memory and not torch.accelerator.is_available():
+        warnings.warn("pin_memory=True, but there is no accelerator: memory is not pinned", UserWarning, stacklevel=4)
+        return False
+    return a.pin_memory
+
+
+def refuse_arguments(given: DatasetArguments, batch_sampler: object, in_order: bool) -> None:
+    """With a node there is nothing left that torch's parameters could mean."""
+    plain = DatasetArguments(
+        given.dataset, 1, None, None, 0, None, False, False, 0, None, None, None, None, False, "", None, GLOBAL_GENERATORS
+    )
+    named = [name for name, one, other in zip(given._fields, given, plain, strict=True) if one is not other and one != other]
+    named += ["batch_sampler"] * (batch_sampler is not None) + ["in_order"] * (not in_order)
+    if named:
+        raise ValueError(f"{', '.join(named)} given beside a node: say it in the pipeline's own nodes")

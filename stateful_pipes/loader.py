@@ -1,0 +1,250 @@
+"""The top of a pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from multiprocessing.context import BaseContext
+from os import PathLike
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+import torch
+from torch.utils.data import Dataset
+from torchdata.nodes import BaseNode
+
+from stateful_pipes.checkpoint import dumps, loads, read, write_atomically
+from stateful_pipes.door import DatasetArguments, build, refuse_arguments
+from stateful_pipes.errors import ResumableModeRequiredError
+from stateful_pipes.node import Node
+from stateful_pipes.nodes.foreign import as_node
+from stateful_pipes.rng import GLOBAL_GENERATORS, Rng
+from stateful_pipes.samplers import Order, ResumableSampler
+from stateful_pipes.state import LoaderState
+from stateful_pipes.view import PipelineView
+
+__all__ = ["LoaderIterator", "StatefulDataLoader"]
+
+T_co = TypeVar("T_co", covariant=True)
+_ALLOWABLE = ("batch_size", "world_size")
+
+
+class StatefulDataLoader(PipelineView, Generic[T_co]):
+    """A data loader whose state of a few hundred bytes resumes the stream bit for bit.
+
+    Two front doors: `StatefulDataLoader(node)` over a pipeline that you composed, whose seeds belong to its nodes; and
+    `StatefulDataLoader(dataset, batch_size=32, shuffle=True, ...)` with torch's own parameters, which composes one.
+
+    The state is the position after the last batch handed out, whatever is prefetched. `iter` called again shares the
+    current stream (`restart` begins the epoch anew); an iterator ends with the epoch in which it was made, and the
+    next `iter` is the next epoch. With the last batch of an epoch handed out the state is already the next one's start.
+
+    Args:
+        dataset: A map-style dataset, or a torchdata node; with a node only `checkpoint` may be given besides.
+        batch_size: Samples in a batch; None for samples as they are, unbatched.
+        shuffle: A new permutation of the dataset each epoch.
+        sampler: A sampler of this library, or an `Order`. It belongs to this loader while that is open.
+        batch_sampler: Not available.
+        num_workers: Worker processes; 0 loads inline. May be another after a resume.
+        collate_fn: Callable of a list of samples; torch's `default_collate` by default. Runs under a seed of the batch's own.
+        pin_memory: Copy batches to page-locked memory, in the calling thread; without an accelerator it warns and does not.
+        drop_last: Leave out the last batch of an epoch if it is smaller.
+        timeout: Seconds to wait for a batch before WorkerTimeoutError; 0 waits for ever.
+        worker_init_fn: Called in each worker with its number at its start.
+        multiprocessing_context: Start method or context; None for multiprocessing's own default.
+        generator: The order's seed is drawn from it once, and all seeds if `seed` is not given. It is not used again.
+        prefetch_factor: Batches ahead for each worker, on into the next epoch; 2 by default.
+        persistent_workers: Workers always live on over epochs and loads, so both values mean the same. A dataset
+            that is changed in the main process is therefore not seen by them until after `close()`.
+        pin_memory_device: As torch's.
+        in_order: Only True: a position has a meaning in order only.
+        seed: From 0 to 2**64 - 1; drawn once from torch's CPU generator if left out, and kept in the state.
+        rng: The global generators under which each sample is read (see `SeededMapper`); with `()` a dataset's
+            `__getitems__` is used. A collate_fn of your own is always seeded.
+        checkpoint: What `checkpoint()` returned, the path of such a file, or a state: where to start.
+
+    State: a few hundred bytes; see `LoaderState`. Cost of a resume: O(1) at any position, for this library's nodes.
+
+    Raises:
+        ResumableModeRequiredError: a part whose position cannot be resumed; the error says what to use instead.
+        ResumableBatchConfigurationError: no batch is possible.
+
+    >>> loader = StatefulDataLoader(list(range(6)), batch_size=2, shuffle=True, seed=0)
+    >>> first = next(iter(loader))
+    >>> state = loader.state_dict()
+    >>> rest = list(loader)
+    >>> resumed = StatefulDataLoader(list(range(6)), batch_size=2, shuffle=True)
+    >>> resumed.load_state_dict(state)
+    >>> [batch.tolist() for batch in resumed] == [batch.tolist() for batch in rest]
+    True
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[Any] | BaseNode[T_co],
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: ResumableSampler | Order | None = None,
+        batch_sampler: None = None,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], T_co] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: str | BaseContext | None = None,
+        generator: torch.Generator | None = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        seed: int | None = None,
+        rng: Rng = GLOBAL_GENERATORS,
+        checkpoint: bytes | str | PathLike[str] | Mapping[str, Any] | None = None,
+    ) -> None:
+        arguments = DatasetArguments(
+            dataset,
+            batch_size,
+            shuffle,
+            sampler,
+            num_workers,
+            collate_fn,
+            pin_memory,
+            drop_last,
+            timeout,
+            worker_init_fn,
+            multiprocessing_context,
+            generator,
+            prefetch_factor,
+            persistent_workers,
+            pin_memory_device,
+            seed,
+            rng,
+        )
+        self._arguments: DatasetArguments | None = None
+        self._root: Node[Any]
+        if isinstance(dataset, BaseNode):
+            refuse_arguments(arguments, batch_sampler, in_order)
+            self._root = as_node(dataset)
+        else:
+            if not in_order:
+                raise ValueError("in_order=False: a stream out of order has no position to resume at")
+            if batch_sampler is not None:
+                raise ResumableModeRequiredError(
+                    f"a {type(batch_sampler).__name__} has no position that could be resumed",
+                    remedy="Pass an order as sampler=, with batch_size",
+                )
+            self._arguments = arguments
+            self._root = build(arguments)
+        self._root.attach_loader(self)
+        self._restored = False
+        if checkpoint is not None:
+            self.load_state_dict(_state_of(checkpoint))
+
+    def __iter__(self) -> LoaderIterator[T_co]:
+        """An iterator over what is left of the current epoch.
+
+        Raises:
+            LoaderFailedError: an earlier error is still to be cleared by `close` or a load.
+            NodeAttachedError: after `close`, the sampler or node was given to another loader.
+        """
+        self._root.attach_loader(self)
+        self._root.open()
+        self._root.stream.check()
+        return LoaderIterator(self._root)
+
+    def __len__(self) -> int:
+        """Batches in a full epoch on this rank; TypeError where the pipeline does not know."""
+        length = self._root.length()
+        if length is None:
+            raise TypeError("this pipeline is endless or over a source that does not know its length")
+        return length
+
+    def state_dict(self) -> LoaderState:
+        """The position after the last batch handed out, as a fresh plain mapping.
+
+        Starts no process and draws no random number; a foreign node's own `state_dict` may reset that node.
+        """
+        return self._root.state_at(self._root.consumed())
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *, allow: Collection[str] = ()) -> None:
+        """Goes to a saved position; worker processes live on, older iterators become invalid. `{}` does nothing.
+
+        Args:
+            state_dict: What `state_dict()` returned, of a pipeline with the same nodes and arguments. Seeds are taken from it.
+            allow: Arguments that may differ from the state's: "batch_size", "world_size".
+
+        Raises:
+            StateMismatchError: it lists every entry that differs; nothing is changed.
+            StateVersionError: a newer version of the library wrote it; nothing is changed.
+        """
+        unknown = [name for name in ([allow] if isinstance(allow, str) else allow) if name not in _ALLOWABLE]
+        if unknown:
+            raise ValueError(f"allow may name {_ALLOWABLE}, got {unknown[0]!r}")
+        if isinstance(state_dict, Mapping) and not state_dict:
+            return
+        self._root.load(state_dict, (allow,) if isinstance(allow, str) else tuple(allow))
+        self._restored = True
+
+    def checkpoint(self, path: str | PathLike[str] | None = None) -> bytes:
+        """The state as JSON bytes with a checksum; with a path, written there atomically and durably as well."""
+        data = dumps(self.state_dict())
+        if path is not None:
+            write_atomically(path, data)
+        return data
+
+    @property
+    def is_restored_from_checkpoint(self) -> bool:
+        """Whether a state was loaded, at construction or later."""
+        return self._restored
+
+    def set_epoch(self, epoch: int) -> None:
+        """Goes to the start of `epoch`, dropping what was prefetched; nothing where that is the epoch of `position`.
+
+        Raises:
+            ResumableModeRequiredError: the pipeline has a foreign source, which alone knows its epochs.
+        """
+        self._root.set_epoch(epoch)
+
+    def restart(self) -> None:
+        """Leaves an unfinished epoch and begins it anew; older iterators become invalid.
+
+        Raises:
+            ResumableModeRequiredError: as `set_epoch`.
+        """
+        mark = self._root.consumed()
+        if not self._root.at_start(mark):
+            self._root.stream.move(self._root, self._root.start(mark[0]))
+
+    def close(self) -> None:
+        """Ends the workers within about a second and makes iterators invalid; idempotent.
+
+        The state stays, and `iter` starts workers anew. Without it, dropping the loader and its iterators ends them too.
+        """
+        self._root.shut_down()
+        self._root.detach_loader()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+class LoaderIterator(Iterator[T_co]):
+    """The rest of the epoch that was current when `iter` was called. It keeps the pipeline alive, not the loader."""
+
+    def __init__(self, root: Node[T_co]) -> None:
+        self._root = root
+        self._epoch = root.consumed()[0]
+        self._generation = root.stream.generation
+
+    def __next__(self) -> T_co:
+        item: T_co = self._root.stream.take(self._root, self._epoch, self._generation)
+        return item
+
+
+def _state_of(checkpoint: bytes | str | PathLike[str] | Mapping[str, Any]) -> Mapping[str, Any]:
+    if isinstance(checkpoint, Mapping):
+        return checkpoint
+    return loads(checkpoint) if isinstance(checkpoint, bytes) else read(checkpoint)

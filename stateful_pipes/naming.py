@@ -1,0 +1,28 @@
+"""The names by which nodes stand in the state."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+__all__ = ["instance_name", "snake_case"]
+
+
+def instance_name(name: str | None, kind: str, taken: Sequence[str]) -> str:
+    """The given name, else the kind, numbered when it recurs among the names below.
+
+    Raises:
+        ValueError: two nodes have one name.
+    """
+    if name is not None and (not isinstance(name, str) or not name):
+        raise TypeError(f"name must be a non-empty string, got {name!r}")
+    twice = [one for one in taken if taken.count(one) > 1 or one == name]
+    if twice:
+        raise ValueError(f"two nodes of this pipeline are named {twice[0]!r}; give one of them another name=")
+    numbered = (kind if number == 1 else f"{kind}_{number}" for number in range(1, len(taken) + 2))
+    return name or next(one for one in numbered if one not in taken)
+
+
+def snake_case(name: str) -> str:
+    """IterableWrapper -> iterable_wrapper."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()

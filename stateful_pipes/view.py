@@ -1,0 +1,112 @@
+"""What a loader tells of its pipeline; it changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from torch.utils.data import BatchSampler
+
+from stateful_pipes.door import DatasetArguments, collate_of
+from stateful_pipes.node import Node, walk
+from stateful_pipes.nodes.batcher import SeededBatcher
+from stateful_pipes.nodes.sampler import SamplerNode
+from stateful_pipes.prefetch.prefetcher import ProcessPrefetcher
+from stateful_pipes.samplers import ResumableSampler
+
+__all__ = ["PipelineView", "Position"]
+
+
+class Position(NamedTuple):
+    """How far the training loop has consumed: the epoch, and samples in it over all ranks (a foreign source's own items)."""
+
+    epoch: int
+    consumed: int
+
+
+class PipelineView:
+    """The read-only half of a loader: its position, its parts by torch's names, its picture."""
+
+    _root: Node[Any]
+    _arguments: DatasetArguments | None
+
+    @property
+    def position(self) -> Position:
+        """How far the training loop has consumed."""
+        epoch, consumed, *_ = self._root.consumed()
+        return Position(epoch, consumed)
+
+    def stats(self) -> dict[str, int]:
+        """Batches delivered so far by this object, batches prefetched, and worker processes."""
+        prefetchers = [node for node in walk(self._root) if isinstance(node, ProcessPrefetcher)]
+        return {
+            "delivered": self._root.stream.delivered,
+            "prefetched": sum(node.prefetched for node in prefetchers),
+            "workers": self.num_workers,
+        }
+
+    def describe(self) -> str:
+        """The pipeline from the source up, a line each node with what its state holds."""
+        entries = self._root.state_at(self._root.consumed())["nodes"]
+        lines = []
+        for node in walk(self._root):
+            entry = entries.get(node.name, {})
+            held = ", ".join(f"{key}={value!r}" for key, value in entry.items() if key not in ("type", "state"))
+            lines.append(f"{node.name}: {node.type_name}({held})")
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        chain = " -> ".join(node.type_name for node in walk(self._root))
+        return f"{type(self).__name__}({chain})"
+
+    @property
+    def pipeline(self) -> Node[Any]:
+        """The node at the top; a foreign one in its adapter."""
+        return self._root
+
+    @property
+    def dataset(self) -> Any:
+        """The dataset; None for a composed pipeline. Read-only, as what follows: a pipeline is fixed at construction."""
+        return None if self._arguments is None else self._arguments.dataset
+
+    @property
+    def sampler(self) -> ResumableSampler | None:
+        """The sampler at the source, if there is just one."""
+        found = [node.sampler for node in walk(self._root) if isinstance(node, SamplerNode)]
+        return found[0] if len(found) == 1 else None
+
+    @property
+    def batch_sampler(self) -> BatchSampler | None:
+        """The sampler's batches as torch shows them, from its position on; None without both."""
+        if self.sampler is None or self.batch_size is None:
+            return None
+        return BatchSampler(self.sampler, self.batch_size, self.drop_last)
+
+    @property
+    def batch_size(self) -> int | None:
+        """Samples in a batch; None if unbatched."""
+        batcher = self._batcher
+        return None if batcher is None else batcher.batch_size
+
+    @property
+    def drop_last(self) -> bool:
+        """Whether a smaller last batch is left out."""
+        batcher = self._batcher
+        return batcher is not None and batcher.drop_last
+
+    @property
+    def collate_fn(self) -> Callable[[Any], Any] | None:
+        """The collate function in force."""
+        if self._arguments is not None:
+            return collate_of(self._arguments)
+        return None if self._batcher is None else self._batcher.collate_fn
+
+    @property
+    def num_workers(self) -> int:
+        """Worker processes."""
+        return sum(node.num_workers for node in walk(self._root) if isinstance(node, ProcessPrefetcher))
+
+    @property
+    def _batcher(self) -> SeededBatcher[Any] | None:
+        found = [node for node in walk(self._root) if isinstance(node, SeededBatcher)]
+        return found[-1] if found else None
