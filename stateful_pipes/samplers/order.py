@@ -27,6 +27,7 @@ class Order(Protocol):
     method `arguments()` returns them as a mapping of plain values: they go into the state, and a state saved with
     others is refused.
 
+    >>> from stateful_pipes import OrderSampler
     >>> class Interleaved:
     ...     '''Even indices, then odd ones; every other epoch from the back.'''
     ...     def __init__(self, length):
