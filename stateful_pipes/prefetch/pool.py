@@ -33,6 +33,9 @@ class WorkerPool:
 
     Processes start at construction and end at `close`, or when the pool is dropped, or with the main process.
 
+    Attributes:
+        is_broken: Whether it has to be replaced: a worker died, hangs or could not start, or waiting was interrupted.
+
     Args:
         runner: The node whose `run` the workers call.
         num_workers: At least 1.
@@ -53,6 +56,7 @@ class WorkerPool:
         seed: int,
     ) -> None:
         self._pid = os.getpid()
+        self.is_broken = False
         self._method = context.get_start_method()
         self._tasks, worker_tasks = open_channel()
         self._results, worker_results = open_channel()
@@ -104,10 +108,13 @@ class WorkerPool:
         """
         self._check_process()
         deadline = time.monotonic() + timeout if timeout else None
+        # Ends well or not at all: an interrupt may lose a message, and a worker that died has lost its task.
+        self.is_broken = True
         while task not in self._done:
             self._flush()
             if not self._collect():
                 self._wait(task, deadline)
+        self.is_broken = False
         result = self._done.pop(task)
         if result.error is not None:
             raise restore(result.error)

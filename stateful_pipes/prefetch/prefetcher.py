@@ -93,7 +93,7 @@ class ProcessPrefetcher(Node[T_co]):
             return self._source.pull(count)
         taken: list[_UnderWay] = []
         while len(taken) < count:
-            self._fill()
+            self._fill(at_least=1)
             head = self._queue[0]
             if head.pulled.ticket is None and taken:
                 break  # the epoch's end, or an error, is told at the next pull
@@ -112,10 +112,8 @@ class ProcessPrefetcher(Node[T_co]):
         """The finished items of a ticket; waits for them. Unlike other nodes', main process only and once a ticket."""
         if not self.num_workers:
             return self._source.run(ticket)
-        items: list[Any] = []
         pool = self._started()
-        for task in ticket[2]:
-            items += pool.result(task, self.timeout)
+        items = [item for task in ticket[2] for item in pool.result(task, self.timeout)]
         # Here and not only at the next pull, so that the workers have it while the caller uses the item.
         self._fill()
         return items
@@ -150,12 +148,12 @@ class ProcessPrefetcher(Node[T_co]):
         """Items pulled ahead and not yet handed out."""
         return 0 if self._pool is None else self._pool.outstanding
 
-    def _fill(self) -> None:
+    def _fill(self, at_least: int = 0) -> None:
         """Pulls ahead up to the bound. Stops at an error, and at an epoch without items, which would go on for ever."""
         pool = self._started()
         self.mark()
         bound = self.num_workers * self.prefetch_factor
-        while not self._queue or pool.outstanding < bound:
+        while len(self._queue) < at_least or pool.outstanding < bound:
             if self._queue:
                 last = self._queue[-1].pulled
                 before = self._queue[-2].pulled if len(self._queue) > 1 else None
@@ -170,6 +168,9 @@ class ProcessPrefetcher(Node[T_co]):
         self._mark = None
         if self._pool is not None:
             self._pool.forget()
+            if self._pool.is_broken:
+                self._pool.close()
+                self._pool = None
 
     def _started(self) -> WorkerPool:
         if self._pool is None:
