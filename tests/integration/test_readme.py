@@ -1,0 +1,25 @@
+"""Every Python snippet of the README runs, in order, each as a script of its own."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from stateful_pipes import StatefulDataLoader
+
+README = Path(__file__).parents[2] / "README.md"
+SNIPPETS = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+
+
+def test_the_readme_has_snippets():
+    assert len(SNIPPETS) >= 5
+
+
+@pytest.mark.parametrize("number", range(len(SNIPPETS)))
+def test_snippet(number, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    namespace = {"__name__": "readme"}
+    exec(compile(SNIPPETS[number], f"README.md snippet {number}", "exec"), namespace)
+    for value in namespace.values():
+        if isinstance(value, StatefulDataLoader):
+            value.close()
