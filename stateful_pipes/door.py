@@ -92,14 +92,15 @@ def _sampler(a: DatasetArguments, seed: int) -> ResumableSampler:
 
 
 def _check_dataset(dataset: Any) -> None:
-    if isinstance(dataset, (IterableDataset, MapDataPipe)):
-        kind = "an IterableDataset" if isinstance(dataset, IterableDataset) else "a MapDataPipe"
-        use = "IterableWrapper(dataset)" if isinstance(dataset, IterableDataset) else "SamplerNode and SeededMapper"
+    if isinstance(dataset, IterableDataset):
         raise ResumableModeRequiredError(
-            f"{type(dataset).__name__} is {kind}, which has no positions to resume at",
-            remedy=f"Compose a pipeline over torchdata.nodes.{use} and pass that"
-            if isinstance(dataset, IterableDataset)
-            else f"Compose a pipeline with {use} and pass that",
+            f"{type(dataset).__name__} is an IterableDataset, which has no positions",
+            remedy="Pass a pipeline over torchdata.nodes.IterableWrapper(dataset) instead",
+        )
+    if isinstance(dataset, MapDataPipe):
+        raise ResumableModeRequiredError(
+            f"{type(dataset).__name__} is a MapDataPipe, whose graph has settings of its own",
+            remedy="Pass a pipeline of SamplerNode and SeededMapper(node, pipe.__getitem__) instead",
         )
     if hasattr(dataset, "state_dict") and hasattr(dataset, "load_state_dict"):
         raise ResumableModeRequiredError(

@@ -6,11 +6,11 @@ decided by the field's kind alone, so validation, errors and diffs are all `diff
 
 from __future__ import annotations
 
+import functools
 import platform
 import warnings
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
-from typing import Any, Final, Literal, TypedDict, cast
+from typing import Any, Final, Literal, NamedTuple, TypedDict, cast
 
 import numpy as np
 import torch
@@ -40,7 +40,6 @@ VERSION: Final = 1
 LIBRARY_VERSION: Final = "0.1.0"
 
 Scalar = int | float | str | bool
-Kind = Literal["fixed", "allowable", "adopted", "cursor"]
 
 _MAX_COUNT = 2**63 - 1
 
@@ -88,52 +87,64 @@ class SamplerState(_SeededState):
     consumed: int
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
+class Field(NamedTuple):
     """One named value in a node's entry, and the rule for what a saved one may be.
 
     Attributes:
-        kind: "fixed" values must be equal; "allowable" ones too unless the caller names them in `allow=`; "adopted" and
-            "cursor" ones are taken from the state, the first into the node's settings, the second into its position.
+        kind: "fixed" values must be equal; "allowable" counts too, unless the caller names them in `allow=`. "seed",
+            "counter" and "text" are taken from the state, the first into the node's settings, the others into its position.
         value: What the pipeline has now.
-        expects: What is right, in words, for the error.
-        accepts: Whether a saved value is right.
+        below: For a counter, the first integer that is too large.
     """
 
-    kind: Kind
+    kind: Literal["fixed", "allowable", "seed", "counter", "text"]
     value: Scalar
-    expects: str
-    accepts: Callable[[object], bool]
+    below: int = _MAX_COUNT
+
+    def accepts(self, saved: object) -> bool:
+        """Whether a saved value is right in itself."""
+        if self.kind == "fixed":
+            return type(saved) is type(self.value) and saved == self.value
+        if self.kind == "text":
+            return isinstance(saved, str)
+        least, below = {"allowable": (1, _MAX_COUNT), "seed": (0, 2**64), "counter": (0, self.below)}[self.kind]
+        return isinstance(saved, int) and not isinstance(saved, bool) and least <= saved < below
+
+    @property
+    def expects(self) -> str:
+        """What is right, in words."""
+        return {
+            "fixed": repr(self.value),
+            "text": "a string",
+            "allowable": "an integer of at least 1",
+            "seed": "an integer from 0 to 2**64 - 1",
+            "counter": f"an integer from 0 to {self.below - 1}",
+        }[self.kind]
 
 
 def fixed(value: Scalar) -> Field:
     """An argument that shapes the stream: a state with another value is refused."""
-    return Field("fixed", value, repr(value), lambda saved: type(saved) is type(value) and saved == value)
+    return Field("fixed", value)
 
 
 def allowable(value: int) -> Field:
     """A positive integer argument that may differ at a load if the caller names it in `allow=`."""
-    return Field("allowable", value, "an integer of at least 1", lambda saved: _is_count(saved, 1))
+    return Field("allowable", value)
 
 
 def adopted_seed(value: int) -> Field:
     """A seed: the state's replaces the pipeline's."""
-    return Field("adopted", value, "an integer from 0 to 2**64 - 1", lambda saved: _is_count(saved, 0, 2**64))
+    return Field("seed", value)
 
 
 def counter(value: int, below: int | None = None) -> Field:
     """A part of the position: an integer from 0, and below `below` if that is given."""
-    stop = _MAX_COUNT if below is None else below
-    return Field("cursor", value, f"an integer from 0 to {stop - 1}", lambda saved: _is_count(saved, 0, stop))
+    return Field("counter", value, _MAX_COUNT if below is None else below)
 
 
 def text(value: str) -> Field:
     """A part of the position that is a string, such as a foreign node's state."""
-    return Field("cursor", value, "a string", lambda saved: type(saved) is str)
-
-
-def _is_count(value: object, least: int, below: int = _MAX_COUNT) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value < below
+    return Field("text", value)
 
 
 def envelope(nodes: Mapping[str, Mapping[str, Field]]) -> LoaderState:
@@ -142,11 +153,12 @@ def envelope(nodes: Mapping[str, Mapping[str, Field]]) -> LoaderState:
         "format": FORMAT,
         "version": VERSION,
         "library": LIBRARY_VERSION,
-        "versions": _versions(),
+        "versions": dict(_versions()),
         "nodes": {name: {key: field.value for key, field in entry.items()} for name, entry in nodes.items()},
     }
 
 
+@functools.cache
 def _versions() -> dict[str, str]:
     return {"python": platform.python_version(), "numpy": np.__version__, "torch": str(torch.__version__)}
 
@@ -162,7 +174,7 @@ def validate(state: object, nodes: Mapping[str, Mapping[str, Field]], allow: Col
     """
     if not isinstance(state, Mapping):
         raise StateMismatchError(f"a state is a mapping, got {type(state).__name__}")
-    if "format" not in state and "_num_yielded" in state:
+    if "format" not in state and ("_num_yielded" in state or "_snapshot" in state):
         raise StateMismatchError(
             "this is a state of torchdata's StatefulDataLoader. To move over, finish the epoch with the old loader, then "
             "start this one with set_epoch(next epoch); its order is another, so a position inside an epoch has no meaning here"
