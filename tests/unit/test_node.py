@@ -1,0 +1,530 @@
+"""The contract of a node: the two halves, its place in a pipeline, and its face towards torchdata."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import json
+import pickle
+import weakref
+
+import pytest
+import torchdata.nodes as tn
+
+from stateful_pipes import (
+    Node,
+    ProcessPrefetcher,
+    RandomSampler,
+    SamplerNode,
+    SeededBatcher,
+    SeededMapper,
+    SequentialSampler,
+    StatefulDataLoader,
+    as_node,
+)
+from stateful_pipes.errors import NodeAttachedError, ResumableModeRequiredError, StateMismatchError
+from stateful_pipes.node import walk
+from stateful_pipes.state import counter, fixed
+
+
+class Doubler(Node):
+    """The smallest node: a function of the items."""
+
+    def __init__(self, source, **kwargs):
+        super().__init__(as_node(source), **kwargs)
+
+    def run(self, ticket):
+        return [2 * item for item in self.sources[0].run(ticket)]
+
+
+class Scaler(Node):
+    """With an argument that shapes its stream."""
+
+    def __init__(self, source, factor):
+        self.factor = factor
+        super().__init__(source)
+
+    def run(self, ticket):
+        return [self.factor * item for item in self.sources[0].run(ticket)]
+
+    def fields(self, mark):
+        return {"factor": fixed(self.factor)}
+
+
+class Countdown(Node):
+    """A source: length, length - 1, ... 1 in each epoch."""
+
+    def __init__(self, length, **kwargs):
+        self.count = length
+        self.at = (0, 0)
+        super().__init__(**kwargs)
+
+    def pull(self, count):
+        epoch, position = self.at
+        if position == self.count:
+            self.at = (epoch + 1, 0)
+            raise StopIteration
+        stop = min(position + count, self.count)
+        self.at = (epoch, stop)
+        return (epoch, (position, stop, 1))
+
+    def run(self, ticket):
+        return [self.count - position for position in range(*ticket[1])]
+
+    def mark(self):
+        return self.at
+
+    def seek(self, mark):
+        self.at = mark
+
+    def fields(self, mark):
+        return {"length": fixed(self.count), "epoch": counter(mark[0]), "position": counter(mark[1], self.count)}
+
+    def locate(self, entry, parts):
+        return (entry["epoch"], entry["position"])
+
+    def parts(self, mark):
+        return ()
+
+    def start(self, epoch):
+        return (epoch, 0)
+
+    def at_start(self, mark):
+        return mark[1] == 0
+
+    def next_epoch(self, mark):
+        self.seek((mark[0] + 1, 0))
+
+    def length(self):
+        return self.count
+
+
+class Pairs(Node):
+    """Two sources in lockstep; the shorter one ends the epoch."""
+
+    def __init__(self, one, other, **kwargs):
+        super().__init__(one, other, **kwargs)
+
+    def pull(self, count):
+        try:
+            tickets = [source.pull(count) for source in self.sources]
+        except StopIteration:
+            epoch = max(source.mark()[0] for source in self.sources)
+            self.seek(tuple_mark([source.start(epoch) for source in self.sources]))
+            raise
+        return (tickets[0][0], tickets[0][1], tuple(tickets))
+
+    def run(self, ticket):
+        return list(zip(*(source.run(part) for source, part in zip(self.sources, ticket[2], strict=True)), strict=False))
+
+    def mark(self):
+        return tuple_mark([source.mark() for source in self.sources])
+
+    def parts(self, mark):
+        return mark[1:]
+
+    def seek(self, mark):
+        for source, part in zip(self.sources, mark[1:], strict=True):
+            source.seek(part)
+
+    def locate(self, entry, parts):
+        return tuple_mark(parts)
+
+    def start(self, epoch):
+        return tuple_mark([source.start(epoch) for source in self.sources])
+
+    def next_epoch(self, mark):
+        self.seek(self.start(mark[0] + 1))
+
+    def length(self):
+        return min(source.length() for source in self.sources)
+
+
+def tuple_mark(parts):
+    return (parts[0][0], *parts)
+
+
+def sampled(length=4):
+    return SamplerNode(SequentialSampler(length))
+
+
+def pipeline(length=6, batch_size=2):
+    return SeededBatcher(SeededMapper(sampled(length), lambda index: index, seed=1), batch_size, collate_fn=list, seed=2)
+
+
+MAKERS = {
+    "sampler": sampled,
+    "mapper": lambda: SeededMapper(SamplerNode(RandomSampler(5, seed=1)), lambda index: index, seed=1),
+    "batcher": pipeline,
+    "prefetcher": lambda: ProcessPrefetcher(pipeline(7, 2), 0),
+    "doubler": lambda: Doubler(sampled()),
+    "countdown": lambda: Countdown(4),
+    "pairs": lambda: Pairs(sampled(4), Scaler(SamplerNode(RandomSampler(4, seed=3), name="other"), 10)),
+    "foreign": lambda: as_node(tn.IterableWrapper(range(4))),
+    "mapper over foreign": lambda: SeededMapper(tn.IterableWrapper(range(4)), lambda index: index, seed=1),
+}
+every = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+
+
+def epochs(node, count):
+    """As torchdata wants it: reset before each epoch."""
+    found = []
+    for _ in range(count):
+        node.reset(None)
+        found.append(list(node))
+    return found
+
+
+# Towards torchdata.
+
+
+@every
+def test_a_node_is_a_torchdata_node(make):
+    node = make()
+    assert isinstance(node, tn.BaseNode)
+    assert iter(node) is node
+    first, second = epochs(node, 2)
+    assert len(first) == len(second) > 2
+
+
+@every
+def test_reset_at_the_start_of_an_epoch_does_nothing(make):
+    expected = epochs(make(), 1)
+    node = make()
+    node.reset(None)
+    node.reset()
+    assert epochs(node, 1) == expected
+
+
+@every
+def test_reset_in_an_epoch_goes_to_the_next_one(make):
+    expected = epochs(make(), 3)
+    node = make()
+    node.reset(None)
+    next(node)
+    node.reset(None)
+    assert list(node) == expected[1]
+    node.reset(None)
+    assert list(node) == expected[2]
+
+
+@every
+def test_without_reset_an_epoch_stays_at_its_end(make):
+    node = make()
+    list(node)
+    for _ in range(2):
+        with pytest.raises(StopIteration):
+            next(node)
+
+
+@every
+@pytest.mark.parametrize("door", ["reset", "load_state_dict"])
+def test_a_state_resumes_at_every_step(make, door):
+    expected = epochs(make(), 3)
+    node = make()
+    node.reset(None)
+    for consumed in range(len(expected[0]) + 1):
+        if consumed:
+            next(node)
+        state = json.loads(json.dumps(node.state_dict()))
+        resumed = make()
+        if door == "reset":
+            resumed.reset(state)
+        else:
+            resumed.load_state_dict(state)
+            resumed.reset(None)  # stays where the state is
+        if consumed < len(expected[0]):
+            assert list(resumed) == expected[0][consumed:]
+            resumed.reset(None)
+        assert list(resumed) == expected[1]  # an exhausted epoch's state is the next one's start
+        resumed.reset(None)
+        assert list(resumed) == expected[2]
+
+
+@every
+def test_only_the_first_reset_after_a_load_stays(make):
+    expected = epochs(make(), 2)
+    node = make()
+    node.reset(None)
+    next(node)
+    node.load_state_dict(node.state_dict())
+    node.reset(None)
+    node.reset(None)
+    assert list(node) == expected[1]
+
+
+@every
+def test_a_reset_to_a_state_does_not_hold_the_next_one(make):
+    expected = epochs(make(), 2)
+    node = make()
+    node.reset(None)
+    next(node)
+    node.reset(node.state_dict())
+    node.reset(None)
+    assert list(node) == expected[1]
+
+
+@every
+def test_a_state_is_the_same_shape_all_along_and_shares_nothing(make):
+    node = make()
+    node.reset(None)
+    shape = lambda state: {name: list(entry) for name, entry in state["nodes"].items()}  # noqa: E731
+    first = node.state_dict()
+    assert first == node.state_dict()
+    for item in iter(lambda: next(node, None), None):
+        assert item is not None
+        state = node.state_dict()
+        assert shape(state) == shape(first)
+        copied = copy.deepcopy(state)
+        for entry in state["nodes"].values():
+            entry.clear()
+        assert node.state_dict() == copied
+    assert shape(node.state_dict()) == shape(first)
+
+
+@every
+def test_a_loaded_state_is_not_kept(make):
+    node = make()
+    node.reset(None)
+    next(node)
+    state = node.state_dict()
+    expected = copy.deepcopy(state)
+    node.load_state_dict(state)
+    for entry in state["nodes"].values():
+        entry.clear()
+    assert node.state_dict() == expected
+
+
+@every
+def test_a_refused_state_changes_nothing(make):
+    expected = epochs(make(), 1)[0]
+    node = make()
+    node.reset(None)
+    first = next(node)
+    state = node.state_dict()
+    for name in state["nodes"]:
+        wrong = copy.deepcopy(state)
+        del wrong["nodes"][name]
+        for door in (node.reset, node.load_state_dict):
+            with pytest.raises(StateMismatchError, match=f"{name}: saved missing"):
+                door(wrong)
+        assert node.state_dict() == state
+    assert [first, *node] == expected
+
+
+# The contract.
+
+
+def test_a_node_without_run_is_refused():
+    class Nothing(Node):
+        pass
+
+    with pytest.raises(ResumableModeRequiredError, match=r"Nothing does not implement run\(ticket\)"):
+        Nothing(sampled())
+    with pytest.raises(ResumableModeRequiredError, match=r"Node does not implement run\(ticket\)"):
+        Node()
+
+
+@pytest.mark.parametrize("name", ["next", "__next__", "reset", "get_state", "state_dict", "load_state_dict"])
+def test_a_node_that_overrides_the_whole_node_s_methods_is_refused(name):
+    kind = type("Third", (Doubler,), {name: lambda self, *args: None})
+    with pytest.raises(ResumableModeRequiredError, match=f"Third overrides {name}"):
+        kind(sampled())
+    kind = type("Third", (SeededMapper,), {name: lambda self, *args: None})
+    with pytest.raises(ResumableModeRequiredError, match=f"Third overrides {name}"):
+        kind(sampled(), abs)
+
+
+def test_run_of_the_base_is_a_hook():
+    class Late(Doubler):
+        def run(self, ticket):
+            return Node.run(self, ticket)
+
+    with pytest.raises(NotImplementedError, match="Late does not implement run"):
+        next(Late(sampled()))
+
+
+def test_a_node_with_two_sources_implements_the_contract():
+    class Two(Node):
+        def run(self, ticket):
+            return []
+
+    node = Two(sampled(), SamplerNode(SequentialSampler(2), name="other"))
+    with pytest.raises(NotImplementedError, match="Two has 2 sources"):
+        node.pull(1)
+
+
+def test_a_node_of_your_own_below_and_above_ours():
+    source = Countdown(5, name="count")
+    node = SeededBatcher(Doubler(SeededMapper(source, lambda item: item, seed=1)), 2, collate_fn=list, seed=1)
+    loader = StatefulDataLoader(Scaler(node, 2))
+    assert len(loader) == 3
+    assert list(loader) == [[10, 8, 10, 8], [6, 4, 6, 4], [2, 2]]
+    assert list(loader.state_dict()["nodes"]) == ["count", "mapper", "batcher", "scaler"]  # the stateless one has none
+
+
+def test_an_argument_of_your_own_node_is_compared():
+    state = StatefulDataLoader(Scaler(sampled(), 2)).state_dict()
+    StatefulDataLoader(Scaler(sampled(), 2)).load_state_dict(state)
+    with pytest.raises(StateMismatchError, match=r"scaler\.factor: saved 2, here 3"):
+        StatefulDataLoader(Scaler(sampled(), 3)).load_state_dict(state)
+
+
+def test_another_class_under_the_same_name_is_refused():
+    state = StatefulDataLoader(Countdown(4, name="source")).state_dict()
+    with pytest.raises(StateMismatchError, match=r"source\.type: saved 'Countdown', here 'SamplerNode'"):
+        StatefulDataLoader(SamplerNode(SequentialSampler(4), name="source")).load_state_dict(state)
+
+
+# Names.
+
+
+def test_names_are_kinds_numbered_from_the_source_up():
+    node = sampled()
+    for _ in range(2):
+        node = SeededMapper(node, abs, seed=1)
+    node = SeededMapper(node, abs, seed=1, name="decode")
+    node = SeededBatcher(Doubler(node), 2, seed=1)
+    assert [one.name for one in walk(node)] == ["sampler", "mapper", "mapper_2", "decode", "doubler", "batcher"]
+    assert list(node.state_dict()["nodes"]) == ["sampler", "mapper", "mapper_2", "decode", "batcher"]
+
+
+def test_one_name_twice_is_refused():
+    with pytest.raises(ValueError, match="'x'"):
+        Doubler(Doubler(sampled(), name="x"), name="x")
+    with pytest.raises(ValueError, match="'sampler'"):
+        Pairs(sampled(), sampled())
+
+
+def test_a_subtree_keeps_its_names():
+    inner = SeededMapper(sampled(), abs, seed=1)
+    before = list(inner.state_dict()["nodes"])
+    outer = SeededMapper(inner, abs, seed=1)
+    assert list(outer.state_dict()["nodes"])[:2] == before
+
+
+# Places.
+
+
+def test_a_node_has_one_place():
+    source = sampled()
+    above = Doubler(source)
+    for use in (lambda: Doubler(source), lambda: StatefulDataLoader(source)):
+        with pytest.raises(NodeAttachedError, match="'doubler' already pulls from it") as caught:
+            use()
+        assert caught.value.node == "sampler"
+    for use in (lambda: source.reset(None), lambda: source.load_state_dict(above.state_dict()), lambda: next(source)):
+        with pytest.raises(NodeAttachedError, match="'doubler'"):
+            use()
+    assert list(above) == [0, 2, 4, 6]
+
+
+def test_a_dropped_parent_gives_its_source_free():
+    source = sampled()
+    gc.disable()  # dropping alone must do
+    try:
+        above = Doubler(source)
+        del above
+        assert list(Doubler(source)) == [0, 2, 4, 6]
+    finally:
+        gc.enable()
+
+
+def test_dropping_a_pipeline_frees_it_without_the_garbage_collector():
+    gc.disable()
+    try:
+        loader = StatefulDataLoader(ProcessPrefetcher(pipeline(), 0))
+        next(iter(loader))
+        gone = [weakref.ref(node) for node in walk(loader.pipeline)]
+        del loader
+        assert [ref() for ref in gone] == [None] * 4
+    finally:
+        gc.enable()
+
+
+def test_every_node_knows_the_consumed_position():
+    loader = StatefulDataLoader(ProcessPrefetcher(pipeline(), 0))
+    iterator = iter(loader)
+    next(iterator)
+    assert [node.consumed() for node in walk(loader.pipeline)] == [(0, 2)] * 4
+    assert all(node.top() is loader.pipeline for node in walk(loader.pipeline))
+    next(iterator)
+    next(iterator)
+    assert [node.consumed() for node in walk(loader.pipeline)] == [(1, 0)] * 4
+
+
+def test_set_epoch_of_any_node_moves_the_whole_pipeline():
+    loader = StatefulDataLoader(ProcessPrefetcher(pipeline(), 0))
+    next(iter(loader))
+    for epoch, node in enumerate(walk(loader.pipeline), 3):
+        node.set_epoch(epoch)
+        assert loader.position == (epoch, 0)
+    with pytest.raises(ValueError, match="got -1"):
+        loader.pipeline.set_epoch(-1)
+
+
+def test_a_node_has_one_loader():
+    node = pipeline()
+    loader = StatefulDataLoader(node)
+    with pytest.raises(NodeAttachedError, match="another loader reads from it"):
+        StatefulDataLoader(node)
+    loader.close()
+    other = StatefulDataLoader(node)
+    with pytest.raises(NodeAttachedError):
+        iter(loader)
+    del other
+    assert len(list(loader)) == 3
+
+
+def test_a_refused_construction_gives_the_node_free():
+    """Also while the error is still held: a handler goes back to an older checkpoint."""
+    node = pipeline()
+    good = StatefulDataLoader(node).checkpoint()
+    with pytest.raises(Exception, match="checkpoint") as held:
+        StatefulDataLoader(node, checkpoint=good[:-1])
+    assert len(list(StatefulDataLoader(node, checkpoint=good))) == 3
+    del held
+
+
+def test_sources_of_a_refused_node_are_free():
+    source = sampled(3)
+    with pytest.raises(Exception, match="No valid batch") as held:
+        SeededBatcher(source, 5, drop_last=True)
+    assert len(list(SeededBatcher(source, 2, collate_fn=list))) == 2
+    del held
+
+
+def test_two_sources_with_the_same_marks():
+    loader = StatefulDataLoader(MAKERS["pairs"]())
+    expected = [list(loader) for _ in range(2)]
+    assert [first for first, _ in expected[0]] == [0, 1, 2, 3]
+    assert list(loader.state_dict()["nodes"]) == ["sampler", "other", "scaler"]
+    resumed = StatefulDataLoader(MAKERS["pairs"]())
+    resumed.set_epoch(1)
+    next(iter(resumed))
+    assert list(resumed) == expected[1][1:]
+
+
+# What goes to the workers.
+
+
+def test_a_pickled_node_runs_but_holds_nothing_of_the_main_process():
+    node = SeededMapper(Countdown(5), abs, seed=3)
+    above = Doubler(node)
+    next(above)
+    for copied in (pickle.loads(pickle.dumps(above)), copy.deepcopy(above)):
+        ticket = (0, (1, 3, 1), (0, (1, 3, 1)), 5)
+        assert copied.run(ticket) == above.run(ticket) == [8, 6]
+        for one in walk(copied):
+            assert not set(Node.MAIN_ONLY) & set(vars(one))
+
+
+def test_open_and_close_reach_every_sampler():
+    sampler = RandomSampler(4, seed=0)
+    node = Doubler(SeededMapper(SamplerNode(sampler), abs, seed=1))
+    node.close()
+    node.close()
+    sampler.advance(1)
+    node.open()
+    with pytest.raises(NodeAttachedError):
+        sampler.advance(1)
