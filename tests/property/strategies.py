@@ -1,0 +1,32 @@
+"""Strategies for pipelines. Apart from these, so that spawned workers need not import Hypothesis."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+from hypothesis import strategies as st
+
+from tests.property.pipelines import ENDLESS, FOREIGN_BELOW, GENERATORS, ORDERS, SHAPES, Case, Engine
+
+SEEDS = st.one_of(st.sampled_from([0, 1, 2**63, 2**64 - 1]), st.integers(0, 2**64 - 1))
+RNGS = st.sampled_from(
+    [subset for size in range(3, -1, -1) for subset in combinations(GENERATORS, size)] + ["generator"],
+)
+
+
+@st.composite
+def cases(draw, shapes=SHAPES, orders=ORDERS):
+    shape = draw(st.sampled_from(shapes))
+    length = draw(st.integers(1, 40))
+    order = draw(st.sampled_from(orders))
+    unbatched = shape != "unbatcher_above" and draw(st.integers(0, 9)) == 9
+    drop_last = not unbatched and draw(st.booleans())
+    # A sized epoch that gives no batch is refused at construction; foreign sources have no size, and may be empty.
+    most = length if drop_last and (shape not in FOREIGN_BELOW or draw(st.booleans())) and order not in ENDLESS else 12
+    batch_size = None if unbatched else draw(st.integers(1, min(most, 12)))
+    collate = draw(st.sampled_from(["default", "drawing"] if unbatched else ["default", "drawing", "boxes"]))
+    return Case(shape, length, order, batch_size, drop_last, collate, draw(RNGS), draw(st.integers(1, 3)))
+
+
+def engines(workers):
+    return st.builds(Engine, st.sampled_from(workers), st.integers(1, 4))
