@@ -463,6 +463,41 @@ def test_set_epoch_of_any_node_moves_the_whole_pipeline():
         loader.pipeline.set_epoch(-1)
 
 
+@every
+def test_a_look_at_a_node_s_state_moves_nothing(make):
+    """Also below a loader, where torchdata's `state_dict` has not been told that the node is under way."""
+    expected = list(StatefulDataLoader(make()))
+    loader = StatefulDataLoader(make())
+    iterator = iter(loader)
+    first = next(iterator)
+    state = loader.state_dict()
+    assert loader.pipeline.state_dict() == state
+    for node in walk(loader.pipeline):
+        node.state_dict()
+    assert loader.state_dict() == state
+    assert [first, *iterator] == expected
+
+
+def test_a_node_starts_at_its_sampler_s_cursor_under_every_door():
+    """Its first reset is the start of iteration, not the end of an epoch."""
+
+    def make():
+        sampler = SequentialSampler(4)
+        sampler.set_epoch(1)
+        sampler.advance(2)
+        return SamplerNode(sampler)
+
+    node = make()
+    node.reset(None)
+    assert list(StatefulDataLoader(make())) == list(tn.Loader(make())) == list(make()) == list(node) == [2, 3]
+
+
+def test_a_node_that_was_read_from_loses_nothing_to_a_node_above():
+    source = sampled()
+    assert next(source) == 0  # one more is pulled ahead, which does not count
+    assert list(StatefulDataLoader(Doubler(source))) == [2, 4, 6]
+
+
 def test_a_node_has_one_loader():
     node = pipeline()
     loader = StatefulDataLoader(node)
