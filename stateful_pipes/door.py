@@ -59,7 +59,15 @@ def build(a: DatasetArguments) -> Node[Any]:
     order_seed = draw_seed(a.generator) if a.generator is not None else None
     seed = as_seed(a.seed) if a.seed is not None else draw_seed() if order_seed is None else order_seed
     sampler = _sampler(a, seed if order_seed is None else order_seed)
-    node: Node[Any] = SamplerNode(sampler)
+    source = SamplerNode(sampler)
+    try:
+        return _compose(source, a, seed)
+    except BaseException:
+        source.close()  # the caller may try other arguments with the same sampler
+        raise
+
+
+def _compose(node: Node[Any], a: DatasetArguments, seed: int) -> Node[Any]:
     node = SeededMapper(node, a.dataset.__getitem__, seed=seed, rng=a.rng)
     if a.batch_size is None:
         # torch converts each sample; a collate_fn of the caller's takes the place of that.
@@ -122,7 +130,7 @@ def _check_workers(a: DatasetArguments) -> None:
 
 def _pins(a: DatasetArguments) -> bool:
     if a.pin_memory and not torch.accelerator.is_available():
-        warnings.warn("pin_memory=True, but there is no accelerator: memory is not pinned", UserWarning, stacklevel=4)
+        warnings.warn("pin_memory=True, but there is no accelerator: memory is not pinned", UserWarning, stacklevel=5)
         return False
     return a.pin_memory
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+from collections import OrderedDict
 from typing import Any, cast
 
 import numpy as np
@@ -40,18 +41,20 @@ def _to_json(value: object, node: str, path: str) -> Any:
         return [_to_json(one, node, f"{path}[{i}]") for i, one in enumerate(value)]
     if type(value) is tuple:
         return {_MARK: "tuple", "value": [_to_json(one, node, f"{path}[{i}]") for i, one in enumerate(value)]}
-    if isinstance(value, dict):
+    if isinstance(value, dict) and type(value) in (dict, OrderedDict):
         pairs = [(key, _to_json(one, node, f"{path}[{key!r}]")) for key, one in value.items()]
-        if all(type(key) is str for key, _ in pairs) and _MARK not in value:
+        if type(value) is dict and all(type(key) is str for key, _ in pairs) and _MARK not in value:
             return dict(pairs)
-        return {_MARK: "dict", "value": [[_to_json(key, node, f"key of {path}"), one] for key, one in pairs]}
-    if isinstance(value, (bytes, bytearray)):
+        return {_MARK: type(value).__name__, "value": [[_to_json(key, node, f"key of {path}"), one] for key, one in pairs]}
+    if isinstance(value, (bytes, bytearray)) and type(value) in (bytes, bytearray):
         return {_MARK: type(value).__name__, "value": base64.b64encode(value).decode()}
-    if isinstance(value, (np.ndarray, np.generic)) and not value.dtype.hasobject:
+    if (type(value) is np.ndarray or isinstance(value, np.generic)) and not value.dtype.hasobject:
         kind = "array" if isinstance(value, np.ndarray) else "scalar"
         return _block(kind, np.lib.format.dtype_to_descr(value.dtype), value.shape, np.asarray(value).tobytes())
-    if type(value) is torch.Tensor and value.layout is torch.strided and not value.is_quantized:
-        flat = value.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    if type(value) is torch.Tensor and value.layout is torch.strided and value.device.type != "meta" and not value.is_quantized:
+        dense = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        # A single element may have any stride and still be called contiguous.
+        flat = dense.as_strided((dense.numel(),), (1,))
         data = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
         return _block("tensor", str(value.dtype).removeprefix("torch."), tuple(value.shape), data)
     raise StateEncodingError(
@@ -78,8 +81,9 @@ def _from_json(value: Any) -> Any:
         return float(held)
     if kind == "tuple":
         return tuple(_from_json(one) for one in held)
-    if kind == "dict":
-        return {_from_json(key): _from_json(one) for key, one in held}
+    if kind in ("dict", "OrderedDict"):
+        pairs = [(_from_json(key), _from_json(one)) for key, one in held]
+        return dict(pairs) if kind == "dict" else OrderedDict(pairs)
     data = bytearray(base64.b64decode(held))
     if kind in ("bytes", "bytearray"):
         return bytes(data) if kind == "bytes" else data
@@ -89,5 +93,6 @@ def _from_json(value: Any) -> Any:
         return torch.frombuffer(data, dtype=dtype).reshape(shape) if data else torch.empty(shape, dtype=dtype)
     descr = value["dtype"]
     array_dtype = np.lib.format.descr_to_dtype([tuple(one) for one in descr] if isinstance(descr, list) else descr)
-    array = np.frombuffer(data, dtype=array_dtype).reshape(shape)
+    # A type of width 0, such as that of an empty string, has no bytes to count items by.
+    array = np.frombuffer(data, array_dtype).reshape(shape) if array_dtype.itemsize else np.ndarray(shape, array_dtype)
     return array[()] if kind == "scalar" else array

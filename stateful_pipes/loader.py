@@ -139,7 +139,11 @@ class StatefulDataLoader(PipelineView, Generic[T_co]):
         self._root.attach_loader(self)
         self._restored = False
         if checkpoint is not None:
-            self.load_state_dict(_state_of(checkpoint))
+            try:
+                self.load_state_dict(_state_of(checkpoint))
+            except BaseException:
+                self.close()  # the caller may try an older one, over the same nodes
+                raise
 
     def __iter__(self) -> LoaderIterator[T_co]:
         """An iterator over what is left of the current epoch.
@@ -222,7 +226,6 @@ class StatefulDataLoader(PipelineView, Generic[T_co]):
         The state stays, and `iter` starts workers anew. Without it, dropping the loader and its iterators ends them too.
         """
         self._root.shut_down()
-        self._root.detach_loader()
 
     def __enter__(self) -> Self:
         return self

@@ -70,8 +70,8 @@ class Node(BaseNode[T_co]):
         self._parent: weakref.ref[Node[Any]] | None = None
         self._above: weakref.ref[Node[Any]] | None = None  # the adapter of a foreign node that holds this one
         self._loader: weakref.ref[object] | None = None
-        self._pass_epoch = 0
-        self._loaded = False
+        self._pass_epoch = 0  # the epoch that torchdata's next() is in
+        self._keep = True  # the next reset(None) leaves the node where it stands
         taken = [node.name for source in sources for node in walk(source)]
         self.name: str = instance_name(name, self.kind or snake_case(type(self).__name__), taken)
         for source in sources:
@@ -148,17 +148,19 @@ class Node(BaseNode[T_co]):
         super().reset(cast("dict[str, Any] | None", initial_state))
         if initial_state is not None:
             self.load(initial_state, _ALLOW.get())
-            self._loaded = False
-        elif self._loaded:
-            self._loaded = False
-        elif not self.at_start(self.consumed()):
+        elif not self._keep and not self.at_start(self.consumed()):
             self.next_epoch(self.consumed())
             self.stream.arrive(self.mark())
+        self._keep = False
         self._pass_epoch = self.consumed()[0]
 
     def next(self) -> T_co:
         """The next item of this epoch."""
         return cast(T_co, self.stream.take(self, self._pass_epoch, self.stream.generation))
+
+    def state_dict(self) -> dict[str, Any]:
+        """As `get_state`; torchdata's would reset the node first, but this one has a state at any time."""
+        return self.get_state()
 
     def get_state(self) -> dict[str, Any]:
         """The state of this node and all below it, after the last item that was consumed."""
@@ -174,7 +176,7 @@ class Node(BaseNode[T_co]):
         self.load(state_dict)
         super().reset(cast("dict[str, Any]", state_dict))
         self._pass_epoch = self.consumed()[0]
-        self._loaded = True
+        self._keep = True
 
     # What the top of a pipeline does for loaders.
 
@@ -196,7 +198,8 @@ class Node(BaseNode[T_co]):
                 node.adopt(saved[node.name])
 
     def shut_down(self) -> None:
-        """Ends workers and older iterators; the next iterator goes on from the last consumed item."""
+        """Ends workers and older iterators and lets another loader have it; the next iterator goes on from the last item."""
+        self._loader = None
         self.stream.close(self)
         self.close()
 
@@ -234,10 +237,6 @@ class Node(BaseNode[T_co]):
             raise NodeAttachedError("another loader reads from it", node=self.name, remedy="Close that one first")
         self._loader = weakref.ref(loader)
 
-    def detach_loader(self) -> None:
-        """Lets another loader have this node."""
-        self._loader = None
-
     @property
     def type_name(self) -> str:
         """What the state calls the type of this node."""
@@ -266,6 +265,7 @@ class Node(BaseNode[T_co]):
 
     def _attach_to(self, parent: Node[Any]) -> None:
         self._refuse_parent("a second node above it")
+        self.stream.hand_over(self)
         self._parent = weakref.ref(parent)
 
     def _refuse_parent(self, what: str) -> None:

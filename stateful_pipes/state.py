@@ -67,6 +67,7 @@ class LoaderState(TypedDict):
 
 class _SeededState(TypedDict, total=False):
     seed: int
+    items: int
     replacement: bool
 
 
@@ -79,6 +80,8 @@ class SamplerState(_SeededState):
         epoch: The current epoch.
         consumed: Items of this epoch that have been consumed.
         seed: The order's seed, unless it has none.
+        items: For an endless order, the items that it repeats.
+        replacement: For an endless order, whether draws are independent.
     """
 
     type: str
@@ -264,7 +267,10 @@ def _migrate(state: Mapping[Any, Any]) -> dict[str, Any]:
             remedy=f"Load it with the library that wrote it ({migrated.get('library')})",
         )
     while type(version) is int and version in MIGRATIONS and version < VERSION:
-        migrated = MIGRATIONS[version](migrated)
+        try:
+            migrated = MIGRATIONS[version](migrated)
+        except Exception as error:
+            raise StateMismatchError(f"it cannot be brought from version {version} to {version + 1}: {error!r}") from error
         version = migrated["version"]
     return migrated
 
@@ -296,5 +302,8 @@ def _type_of(entry: Mapping[str, Field]) -> str:
 
 
 def _shown(value: object) -> str:
-    shown = repr(value)
+    try:
+        shown = repr(value)
+    except Exception:  # an integer of more digits than Python prints, or a foreign object
+        return f"a value of type {type(value).__name__}"
     return shown if len(shown) <= 80 else f"{shown[:77]}..."

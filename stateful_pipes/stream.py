@@ -47,13 +47,15 @@ class Pulled(NamedTuple):
 
 def pull_one(node: Pullable) -> Pulled:
     """Pulls one item; its error is kept for when its turn comes, since the items before it are still good."""
+    ticket: Ticket | None
     try:
-        ticket = node.pull(1)
-    except StopIteration:
-        return Pulled(None, node.mark())
+        try:
+            ticket = node.pull(1)
+        except StopIteration:
+            ticket = None
+        return Pulled(ticket, node.mark())
     except Exception as error:
         return Pulled(None, (), error)
-    return Pulled(ticket, node.mark())
 
 
 class Stream:
@@ -101,11 +103,10 @@ class Stream:
             self._lock.release()
 
     def _take(self, node: Pullable) -> Any:
-        if self._astray:
-            node.seek(self.committed(node))
-            self._astray = False
-        current = self._ahead or pull_one(node)
+        self.settle(node)
+        current = self._ahead
         self._ahead, self._astray = None, True
+        current = current or pull_one(node)
         if current.is_end:
             self._committed, self._astray = current.mark, False
             raise StopIteration
@@ -126,6 +127,12 @@ class Stream:
         self._astray = False
         self.delivered += 1
         return item
+
+    def settle(self, node: Pullable) -> None:
+        """Puts the node right behind the committed item or the one ahead, if an error or a close has led it astray."""
+        if self._astray:
+            node.seek(self.committed(node))
+            self._astray = False
 
     def check(self) -> None:
         """Raises LoaderFailedError while an error is to be cleared by `move` or `close`."""
@@ -161,6 +168,12 @@ class Stream:
         self.committed(node)
         self._drop()
         self._astray = True
+
+    def hand_over(self, node: Pullable) -> None:
+        """Puts the node behind the last item that was handed out, for another node that is to pull from it."""
+        self._astray |= self._ahead is not None
+        self._ahead = None
+        self.settle(node)
 
     def _drop(self) -> None:
         self.generation += 1

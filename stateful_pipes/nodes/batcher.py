@@ -71,13 +71,14 @@ class SeededBatcher(Node[T_co]):
         self._seeds_collate = self.collate_fn is not default_collate
         below = as_node(source)
         self._purpose = COLLATE + (sum(isinstance(node, SeededBatcher) for node in walk(below)) << 8)
-        super().__init__(below, name=name)
-        if self.length() == 0:
+        samples = below.length()
+        if self.drop_last and samples is not None and samples < self.batch_size:
             raise ResumableBatchConfigurationError(
-                "every batch would be dropped", expected=f"at least {batch_size} samples an epoch", found=below.length()
+                "every batch would be dropped", expected=f"at least {batch_size} samples an epoch", found=samples
             )
-        checked = None if seed is None else as_seed(seed)
-        self.seed = draw_seed() if checked is None else checked
+        given = None if seed is None else as_seed(seed)
+        super().__init__(below, name=name)
+        self.seed = draw_seed() if given is None else given
 
         self._ended = False
 

@@ -9,7 +9,7 @@ from typing import Any
 from torchdata.nodes import BaseNode
 
 from stateful_pipes.encoding import decode, encode
-from stateful_pipes.errors import ResumableModeRequiredError
+from stateful_pipes.errors import ResumableModeRequiredError, StatefulPipesError, StateMismatchError
 from stateful_pipes.naming import snake_case
 from stateful_pipes.node import Node
 from stateful_pipes.state import Field, counter, text
@@ -37,12 +37,8 @@ class ForeignNode(Node[Any]):
     MAIN_ONLY = (*Node.MAIN_ONLY, "node")
 
     def __init__(self, node: BaseNode[Any]) -> None:
-        missing = [m for m in ("next", "reset", "get_state") if getattr(type(node), m) is getattr(BaseNode, m)]
-        if missing:
-            raise ResumableModeRequiredError(
-                f"{type(node).__name__} does not implement {', '.join(missing)}",
-                remedy="Give it the methods of a torchdata BaseNode, or make it a stateful_pipes.Node",
-            )
+        for held in _held(node, set()):
+            _check_contract(held)
         self.node = node
         self.kind = snake_case(type(node).__name__)  # type: ignore[misc]  # one adapter class, a kind for each node
         super().__init__()
@@ -74,7 +70,15 @@ class ForeignNode(Node[Any]):
 
     def seek(self, mark: Mark) -> None:
         epoch, position, state = mark
-        self.node.reset(decode(state))
+        try:
+            decoded = decode(state)
+            if not isinstance(decoded, dict):  # reset(None) would not fail, but start anew
+                raise TypeError(f"expected a mapping, got {type(decoded).__name__}")
+            self.node.reset(decoded)
+        except StatefulPipesError:
+            raise
+        except Exception as error:
+            raise StateMismatchError(f"{self.type_name} {self.name!r} refuses its state: {error!r}") from error
         self._epoch, self._position, self._ended = epoch, position, False
 
     def fields(self, mark: Mark) -> dict[str, Field]:
@@ -124,16 +128,29 @@ class ForeignNode(Node[Any]):
 
     def inner(self) -> Iterator[Node[Any]]:
         """The tops of this library's pipelines that the foreign node holds."""
-        yield from _held(self.node, set())
+        for held in _held(self.node, set()):
+            if isinstance(held, Node):
+                yield held
 
 
-def _held(value: object, seen: set[int]) -> Iterator[Node[Any]]:
+def _check_contract(node: BaseNode[Any]) -> None:
+    missing = [method for method in ("next", "reset", "get_state") if getattr(type(node), method) is getattr(BaseNode, method)]
+    if missing:
+        raise ResumableModeRequiredError(
+            f"{type(node).__name__} does not implement {', '.join(missing)}",
+            remedy="Give it the methods of a torchdata BaseNode, or make it a stateful_pipes.Node",
+        )
+
+
+def _held(value: object, seen: set[int]) -> Iterator[BaseNode[Any]]:
+    """The torchdata nodes within a value, down to the first node of this library on each way."""
     if id(value) in seen:
         return
     seen.add(id(value))
     if isinstance(value, Node):
         yield value
     elif isinstance(value, BaseNode):
+        yield value
         yield from _held(vars(value), seen)
     elif isinstance(value, dict):
         for one in list(value.values()):

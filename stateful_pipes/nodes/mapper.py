@@ -78,9 +78,9 @@ class SeededMapper(Node[T_co]):
         below = as_node(source)
         # Two mappers given the same seed must not draw the same numbers.
         self._purpose = SAMPLE + (sum(isinstance(node, SeededMapper) for node in walk(below)) << 8)
+        given = None if seed is None else as_seed(seed)
         super().__init__(below, name=name)
-        checked = None if seed is None else as_seed(seed)
-        self.seed = 0 if not self.rng else draw_seed() if checked is None else checked
+        self.seed = 0 if not self.rng else draw_seed() if given is None else given
 
     def pull(self, count: int) -> Ticket:
         ticket = self._source.pull(count)

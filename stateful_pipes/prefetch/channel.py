@@ -133,7 +133,9 @@ class _Pickler(pickle.Pickler):
             and not value.is_quantized
         ):
             dense = value.resolve_conj().resolve_neg().contiguous()
-            data = dense.reshape(-1).view(torch.uint8).numpy() if dense.numel() else b""
+            # A single element may have any stride and still be called contiguous.
+            flat = dense.as_strided((dense.numel(),), (1,))
+            data = flat.view(torch.uint8).numpy() if dense.numel() else b""
             return _rebuild_tensor, (pickle.PickleBuffer(cast(Any, data)), value.dtype, tuple(value.shape))
         return NotImplemented
 

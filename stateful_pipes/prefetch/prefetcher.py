@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import operator
 from array import array
@@ -74,8 +75,10 @@ class ProcessPrefetcher(Node[T_co]):
         self.num_workers = _count("num_workers", num_workers, 0)
         self.prefetch_factor = _count("prefetch_factor", prefetch_factor, 1)
         self.context = _context(multiprocessing_context)
-        if timeout < 0:
-            raise ValueError(f"timeout must not be negative, got {timeout}")
+        if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
+            raise TypeError(f"timeout must be a number of seconds, got {timeout!r}")
+        if not (timeout >= 0 and math.isfinite(timeout)):
+            raise ValueError(f"timeout must be at least 0 and finite, got {timeout}")
         if worker_init_fn is not None and not callable(worker_init_fn):
             raise TypeError(f"worker_init_fn must be callable, got {worker_init_fn!r}")
         self.worker_init_fn = worker_init_fn

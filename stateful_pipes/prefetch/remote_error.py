@@ -13,7 +13,7 @@ class RemoteError(NamedTuple):
     """An exception that can be pickled whatever it holds.
 
     Attributes:
-        pickled: (class, args, attributes), or empty where they cannot be pickled.
+        pickled: The exception itself, else (class, args, attributes); empty where neither can be pickled.
         shown: Type and text.
         trace: The worker's traceback, causes included.
         notes: The exception's notes.
@@ -38,13 +38,16 @@ def capture(error: BaseException) -> RemoteError:
     shown = "".join(traceback.format_exception_only(type(error), error)).strip()
     attributes = {key: value for key, value in error.__dict__.items() if key != "__notes__"}
     notes = tuple(map(str, getattr(error, "__notes__", ())))
-    for args, kept in ((error.args, attributes), (error.args, _picklable(attributes))):
+    # First pickle's own way, since Python's errors keep fields outside of args and attributes.
+    for form in (error, (type(error), error.args, attributes), (type(error), error.args, _picklable(attributes))):
         try:
-            pickled = pickle.dumps((type(error), args, kept))
-            _rebuild(pickled)
+            pickled = pickle.dumps(form)
+            rebuilt = _rebuild(pickled)
+            faithful = type(rebuilt) is type(error) and _text(rebuilt) == _text(error)
         except Exception:
             continue
-        return RemoteError(pickled, shown, trace, notes)
+        if faithful:
+            return RemoteError(pickled, shown, trace, notes)
     return RemoteError(b"", shown, trace, notes)
 
 
@@ -54,14 +57,25 @@ def restore(remote: RemoteError) -> BaseException:
         error = _rebuild(remote.pickled) if remote.pickled else RuntimeError(remote.shown)
     except Exception:
         error = RuntimeError(remote.shown)
+    error.__dict__.pop("__notes__", None)
     for note in remote.notes:
         error.add_note(note)
     error.__cause__ = WorkerTraceback(remote.trace)
     return error
 
 
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as broken:
+        return f"str() fails: {broken!r}"
+
+
 def _rebuild(pickled: bytes) -> BaseException:
-    kind, args, attributes = pickle.loads(pickled)
+    form = pickle.loads(pickled)
+    if isinstance(form, BaseException):
+        return form
+    kind, args, attributes = form
     # Not kind(*args): a constructor may take other arguments than it hands to BaseException.
     error: BaseException = kind.__new__(kind, *args)
     error.args = args

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from stateful_pipes.errors import ResumableModeRequiredError
 from stateful_pipes.samplers.base import OrderSampler, ResumableSampler
-from stateful_pipes.samplers.order import Order
+from stateful_pipes.samplers.order import Order, is_order
 from stateful_pipes.samplers.random import InfiniteRandomSampler, RandomSampler
 from stateful_pipes.samplers.sequential import SequentialSampler
 
@@ -35,8 +37,8 @@ def as_resumable(sampler: object) -> ResumableSampler:
             "may differ",
             remedy="Write the order as a class with indices(seed, epoch, positions) and pass OrderSampler(order)",
         )
-    if isinstance(sampler, Order):
-        return OrderSampler(sampler)
+    if is_order(sampler):
+        return OrderSampler(cast(Order, sampler))
     raise ResumableModeRequiredError(
         f"a {type(sampler).__name__} has no position that could be resumed",
         remedy="Use a sampler of stateful_pipes, or pass OrderSampler(order) for an order of your own",

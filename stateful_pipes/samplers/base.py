@@ -14,12 +14,13 @@ from torch.utils.data import Sampler
 
 from stateful_pipes.errors import NodeAttachedError, ResumableSamplerGeneratorError
 from stateful_pipes.rng import as_seed, draw_seed
-from stateful_pipes.samplers.order import Order, check_epoch, length_of
+from stateful_pipes.samplers.order import Order, check_epoch, is_order, length_of
 from stateful_pipes.state import Field, SamplerState, Scalar, adopted_seed, counter, fixed, validate_entry
 
 __all__ = ["OrderSampler", "ResumableSampler", "SamplerIterator"]
 
 _CHUNK = 1024
+_RESERVED = frozenset({"type", "order", "length", "seed", "epoch", "consumed", "world_size", "uneven"})
 
 
 class SamplerOwner(Protocol):
@@ -49,6 +50,7 @@ class ResumableSampler(Sampler[int]):
             raise ValueError("seed and generator exclude each other: one seed is drawn from a generator")
         self.order = order
         self.length = length_of(order) if hasattr(order, "__len__") else None
+        self.arguments()
         self.seed = None if not seeded else as_seed(seed) if seed is not None else draw_seed(generator)
         self._epoch = 0
         self._consumed = 0
@@ -112,7 +114,7 @@ class ResumableSampler(Sampler[int]):
             ValueError: `count` is negative, or more than the epoch has left.
             NodeAttachedError: the sampler belongs to a node, which moves it itself.
         """
-        self._refuse_attached("advance")
+        self.refuse_attached("advance")
         count = operator.index(count)
         left = None if self.length is None else self.length - self._consumed
         if count < 0 or (left is not None and count > left):
@@ -132,7 +134,7 @@ class ResumableSampler(Sampler[int]):
             StateMismatchError: the state is of another order, or damaged; nothing is changed.
             NodeAttachedError: the sampler belongs to a node; load the node or loader instead.
         """
-        self._refuse_attached("load_state_dict")
+        self.refuse_attached("load_state_dict")
         entry = self.take(state_dict)
         self._epoch, self._consumed = entry["epoch"], entry["consumed"]
         if self._consumed == self.length:
@@ -143,7 +145,13 @@ class ResumableSampler(Sampler[int]):
     def arguments(self) -> dict[str, Scalar]:
         """What shapes the order besides its length and seed."""
         arguments = getattr(self.order, "arguments", None)
-        return dict(arguments()) if arguments is not None else {}
+        found = {} if arguments is None else dict(arguments())
+        for name, value in found.items():
+            if name in _RESERVED:
+                raise ValueError(f"{self.name}.arguments() must not use the name {name!r}, which the state has already")
+            if type(value) not in (int, float, str, bool):
+                raise TypeError(f"{self.name}.arguments()[{name!r}] must be an int, float, str or bool, got {value!r}")
+        return found
 
     def fields(self) -> dict[str, Field]:
         """Length, arguments and seed as fields of a state."""
@@ -202,7 +210,7 @@ class ResumableSampler(Sampler[int]):
         owner = self.owner()
         return (self._epoch, self._consumed) if owner is None else owner.cursor()
 
-    def _refuse_attached(self, method: str) -> None:
+    def refuse_attached(self, method: str) -> None:
         if self.owner() is not None:
             raise NodeAttachedError(
                 f"{method} of a {self.name} that a loader or node moves", remedy="Use the loader's own methods"
@@ -223,7 +231,7 @@ class OrderSampler(ResumableSampler):
     """
 
     def __init__(self, order: Order, *, seed: int | None = None, generator: torch.Generator | None = None) -> None:
-        if not isinstance(order, Order):
+        if not is_order(order):
             raise TypeError(f"order must have a method indices(seed, epoch, positions), got {order!r}")
         super().__init__(order, seed=seed, generator=generator)
 
@@ -270,5 +278,6 @@ class SamplerIterator(Iterator[int]):
         Raises:
             StateMismatchError: the state is of another order, or damaged; nothing is changed.
         """
+        self._sampler.refuse_attached("load_state_dict on an iterator")
         entry = self._sampler.take(state_dict)
         self._seek(entry["epoch"], entry["consumed"])

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from stateful_pipes.errors import ResumableBatchConfigurationError
 from stateful_pipes.permutation import MAX_LENGTH
 
-__all__ = ["Order", "SizedOrLength", "check_epoch", "length_of"]
+__all__ = ["Order", "SizedOrLength", "check_epoch", "is_order", "length_of"]
 
 SizedOrLength = Any
 """A sized dataset or a number of items; torch's own samplers leave it as loose."""
@@ -45,6 +45,11 @@ class Order(Protocol):
     def indices(self, seed: int, epoch: int, positions: range) -> npt.NDArray[np.int64] | Sequence[int]:
         """Dataset indices at `positions` (within the epoch) of `epoch`, int64 of the same length."""
         ...
+
+
+def is_order(value: object) -> bool:
+    """Whether a value follows the protocol; torch's SubsetRandomSampler has indices, too, but a list of them."""
+    return isinstance(value, Order) and not isinstance(value, type) and callable(value.indices)
 
 
 def check_epoch(epoch: object) -> int:
