@@ -15,6 +15,7 @@ from stateful_pipes import (
     ProcessPrefetcher,
     RandomSampler,
     SamplerNode,
+    SeededBatcher,
     SeededMapper,
     SequentialSampler,
     StatefulDataLoader,
@@ -175,9 +176,8 @@ def test_a_state_that_json_cannot_hold_is_refused_by_node():
 
 @pytest.mark.parametrize("lacking", ["next", "reset", "get_state"])
 def test_a_node_without_a_part_of_the_contract_is_refused_by_name(lacking):
-    kind = type(
-        "ThirdParty", (tn.BaseNode,), {name: getattr(Source, name) for name in ("next", "reset", "get_state") if name != lacking}
-    )
+    methods = {name: getattr(Source, name) for name in ("next", "reset", "get_state") if name != lacking}
+    kind = type("ThirdParty", (tn.BaseNode,), methods)
     for use in (as_node, StatefulDataLoader, lambda node: SeededMapper(node, abs), lambda node: ProcessPrefetcher(node, 0)):
         with pytest.raises(ResumableModeRequiredError, match=f"ThirdParty does not implement {lacking}") as caught:
             use(kind())
@@ -246,21 +246,21 @@ def test_position_counts_its_own_items():
     assert loader.position == (0, 2)
 
 
-@pytest.mark.parametrize(
-    "damaged",
-    [
-        "",
-        "x",
-        "{",
-        "null",
-        "[]",
-        "3",
-        "{}",
-        '{"at":',
-        '{"__stateful_pipes__":"tensor"}',
-        '{"__stateful_pipes__":"nothing","value":1}',
-    ],
-)
+DAMAGED = [
+    "",
+    "x",
+    "{",
+    "null",
+    "[]",
+    "3",
+    "{}",
+    '{"at":',
+    '{"__stateful_pipes__":"tensor"}',
+    '{"__stateful_pipes__":"x","value":1}',
+]
+
+
+@pytest.mark.parametrize("damaged", DAMAGED)
 def test_a_damaged_text_is_refused_and_changes_nothing(damaged):
     source = Source()
     loader = StatefulDataLoader(source)
@@ -291,11 +291,9 @@ def test_a_wrong_state_of_ours_inside_is_refused_and_changes_nothing():
 
 
 def test_what_may_differ_reaches_ours_inside():
-    from stateful_pipes import SeededBatcher
-
     def make(size):
         inner = SeededBatcher(SamplerNode(SequentialSampler(12)), size, collate_fn=list, seed=1)
-        return StatefulDataLoader(tn.Mapper(inner, lambda batch: batch) if False else Filtering(inner, bool))
+        return StatefulDataLoader(Filtering(inner, bool))
 
     loader = make(3)
     next(iter(loader))

@@ -1,0 +1,300 @@
+"""The pool: tasks to whichever worker is free, results by number, and an end that leaves nothing behind."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import signal
+import socket
+import weakref
+
+import pytest
+import torch
+
+from stateful_pipes.errors import ConcurrentUseError, WorkerDiedError, WorkerTimeoutError
+from stateful_pipes.prefetch.pool import WorkerPool
+from tests.streams import same
+
+
+class Runner:
+    """Does what the ticket says."""
+
+    def __init__(self):
+        self.state = "as it was at the start"
+
+    def run(self, ticket):
+        what, value = ticket
+        if what == "square":
+            return [value * value]
+        if what == "pid":
+            return [os.getpid()]
+        if what == "raise":
+            raise value
+        if what == "exit":
+            os._exit(value)
+        if what == "kill":
+            os.kill(os.getpid(), value)
+        if what == "wait":  # for a byte in the pipe
+            os.read(value, 1)
+            return ["waited"]
+        if what == "state":
+            return [self.state]
+        if what == "tensor":
+            return [torch.full((value,), 3.0)]
+        raise AssertionError(what)
+
+
+@pytest.fixture
+def pipe():
+    """A read end that keeps a worker busy until something is written; inherited over fork."""
+    reading, writing = os.pipe()
+    yield reading, writing
+    for end in (reading, writing):
+        os.close(end)
+
+
+@pytest.fixture
+def make():
+    pools = []
+
+    def start(num_workers=2, runner=None, method="fork", **kwargs):
+        settings = {"worker_init_fn": None, "dataset": None, "seed": 7} | kwargs
+        pools.append(
+            weakref.ref(pool := WorkerPool(runner or Runner(), num_workers, multiprocessing.get_context(method), **settings))
+        )
+        return pool
+
+    yield start
+    for pool in pools:
+        if pool() is not None:
+            pool().close()
+
+
+def children():
+    return [child for child in multiprocessing.active_children() if "stateful_pipes" in child.name]
+
+
+def test_results_by_number_in_any_order(make):
+    pool = make()
+    tasks = [pool.submit(("square", value)) for value in range(20)]
+    assert tasks == list(range(20))
+    assert [pool.result(task) for task in reversed(tasks)] == [[value * value] for value in reversed(range(20))]
+    assert pool.outstanding == 0
+
+
+def test_large_results(make):
+    pool = make()
+    tasks = [pool.submit(("tensor", size)) for size in (0, 1, 200_000)]
+    for task, size in zip(tasks, (0, 1, 200_000), strict=True):
+        assert same(pool.result(task), [torch.full((size,), 3.0)])
+
+
+def test_large_tickets(make):
+    pool = make(1)
+    assert pool.result(pool.submit(("square", torch.ones(100_000))))[0].sum() == 100_000
+
+
+def test_more_tasks_than_the_channel_holds(make):
+    pool = make(1)
+    tasks = [pool.submit(("square", value)) for value in range(3000)]
+    assert pool.outstanding == 3000
+    assert [pool.result(task)[0] for task in tasks] == [value * value for value in range(3000)]
+
+
+def test_a_free_worker_takes_the_next_task(make, pipe):
+    """One is held up; the other does all the rest."""
+    pool = make(2)
+    held = pool.submit(("wait", pipe[0]))
+    others = {pool.result(pool.submit(("pid", None)))[0] for _ in range(10)}
+    assert len(others) == 1
+    os.write(pipe[1], b"x")
+    assert pool.result(held) == ["waited"]
+
+
+def test_workers_are_named_children_of_this_process(make):
+    pool = make(3)
+    pids = {pool.result(pool.submit(("pid", None)))[0] for _ in range(30)}
+    mine = children()
+    assert len(mine) == 3
+    assert pids <= {child.pid for child in mine}
+    assert all(child.daemon for child in mine)
+    pool.close()
+    assert children() == []
+
+
+def test_close_is_idempotent_and_ends_busy_and_stopped_workers(make, pipe):
+    pool = make(3)
+    pool.submit(("wait", pipe[0]))
+    pool.result(pool.submit(("pid", None)))
+    processes = [child.pid for child in children()]
+    os.kill(processes[-1], signal.SIGSTOP)  # deaf to everything but SIGKILL
+    pool.close()
+    pool.close()
+    assert children() == []
+    for pid in processes:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_no_descriptor_is_left(make):
+    make().close()
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    pool = make(3)
+    pool.result(pool.submit(("tensor", 100_000)))
+    pool.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_dropping_it_ends_it_without_the_garbage_collector(make):
+    gc.disable()
+    try:
+        pool = make()
+        pool.result(pool.submit(("pid", None)))
+        del pool
+        assert children() == []
+    finally:
+        gc.enable()
+
+
+def test_an_error_comes_with_its_own_result(make):
+    pool = make()
+    bad = pool.submit(("raise", KeyError("sample")))
+    good = pool.submit(("square", 3))
+    assert pool.result(good) == [9]
+    with pytest.raises(KeyError, match="sample") as caught:
+        pool.result(bad)
+    assert "in run" in str(caught.value.__cause__)
+    assert not pool.is_broken
+    assert pool.result(pool.submit(("square", 4))) == [16]
+
+
+@pytest.mark.parametrize(
+    ("ticket", "words", "remedy"),
+    [
+        (("exit", 3), "ended with exit code 3", ""),
+        (("exit", 0), "ended with exit code 0", ""),
+        (("kill", signal.SIGKILL), "was killed by SIGKILL", "out of memory"),
+        (("kill", signal.SIGTERM), "was killed by SIGTERM", ""),
+    ],
+)
+def test_a_dead_worker_is_noticed(make, ticket, words, remedy):
+    pool = make(2)
+    with pytest.raises(WorkerDiedError, match=rf"worker [01] \(pid \d+\) {words}") as caught:
+        pool.result(pool.submit(ticket))
+    assert remedy in caught.value.remedy
+    assert pool.is_broken
+    pool.close()
+    assert children() == []
+
+
+def test_what_was_done_before_a_death_is_not_lost(make):
+    pool = make(1)
+    good, bad = pool.submit(("square", 3)), pool.submit(("exit", 1))
+    with pytest.raises(WorkerDiedError):
+        pool.result(bad)
+    assert pool.result(good) == [9]
+
+
+def test_timeout(make, pipe):
+    pool = make(1)
+    assert pool.result(pool.submit(("square", 3)), timeout=60) == [9]
+    task = pool.submit(("wait", pipe[0]))
+    with pytest.raises(WorkerTimeoutError, match=f"task {task}") as caught:
+        pool.result(task, timeout=0.01)
+    assert "timeout" in caught.value.remedy
+    assert pool.is_broken
+    pool.close()
+
+
+def test_a_failing_init(make):
+    def init(worker_id):
+        raise ValueError("no license")
+
+    pool = make(1, worker_init_fn=init)
+    with pytest.raises(ValueError, match="no license"):
+        pool.result(pool.submit(("square", 1)))
+    assert pool.is_broken
+
+
+def test_forget_takes_back_what_no_worker_has_begun(make, pipe):
+    pool = make(1)
+    pool.submit(("wait", pipe[0]))
+    tasks = [pool.submit(("square", value)) for value in range(500)]
+    pool.forget()
+    assert pool.outstanding <= 1  # what is running cannot be taken back
+    fresh = pool.submit(("square", 5))
+    assert fresh > tasks[-1]
+    os.write(pipe[1], b"x")
+    assert pool.result(fresh) == [25]
+    assert pool.outstanding == 0
+
+
+def test_forget_drops_results_too(make):
+    pool = make(1)
+    tasks = [pool.submit(("square", value)) for value in range(10)]
+    pool.result(tasks[-1])
+    pool.forget()
+    assert pool.result(pool.submit(("square", 7))) == [49]
+    assert pool.outstanding == 0
+
+
+def test_a_forgotten_error_is_forgotten(make):
+    pool = make(1)
+    pool.submit(("raise", ValueError("old")))
+    pool.forget()
+    assert pool.result(pool.submit(("square", 7))) == [49]
+
+
+def test_the_runner_is_as_it_was_at_the_start(make):
+    runner = Runner()
+    pool = make(1, runner)
+    runner.state = "changed"
+    assert pool.result(pool.submit(("state", None))) == ["as it was at the start"]
+
+
+def test_a_ticket_that_cannot_be_sent_is_refused_at_once(make):
+    pool = make(1)
+    with pytest.raises(Exception, match="pickle"):
+        pool.submit(("square", lambda: 0))
+    assert pool.outstanding == 0
+    assert pool.result(pool.submit(("square", 2))) == [4]
+
+
+def test_a_forked_child_cannot_use_it_and_does_not_end_it(make):
+    pool = make(1)
+    pool.result(pool.submit(("square", 2)))
+    told, tell = socket.socketpair()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            found = []
+            for use in (lambda: pool.submit(("square", 2)), lambda: pool.result(0)):
+                try:
+                    use()
+                except ConcurrentUseError as error:
+                    found.append(str(error))
+            pool.close()
+            tell.send("\n".join(found).encode())
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    lines = told.recv(4096).decode().splitlines()
+    told.close()
+    tell.close()
+    assert len(lines) == 2
+    assert all(f"belong to process {os.getpid()}" in line for line in lines)
+    assert pool.result(pool.submit(("square", 3))) == [9]
+
+
+def test_a_worker_that_cannot_be_started_by_spawn_is_refused_at_once(make):
+    """Its runner does not pickle: an error here, and no half-started pool stays behind."""
+
+    class Local(Runner):
+        pass
+
+    with pytest.raises(Exception, match="pickle"):
+        make(2, Local(), method="spawn")
+    gc.collect()
+    assert children() == []
