@@ -1,0 +1,181 @@
+"""What a loader tells of its pipeline, by torch's names, and that none of it can be assigned."""
+
+from __future__ import annotations
+
+import pytest
+import torchdata.nodes as tn
+from torch.utils.data import BatchSampler, DataLoader, default_collate, default_convert
+
+from stateful_pipes import (
+    InfiniteRandomSampler,
+    Position,
+    ProcessPrefetcher,
+    RandomSampler,
+    SamplerNode,
+    SeededBatcher,
+    SeededMapper,
+    SequentialSampler,
+    StatefulDataLoader,
+)
+
+DATASET = [10, 11, 12, 13, 14]
+
+
+def composed(batch=True):
+    node = SeededMapper(SamplerNode(RandomSampler(5, seed=1)), abs, seed=2)
+    return SeededBatcher(node, 2, drop_last=True, collate_fn=list, seed=3) if batch else node
+
+
+def test_the_dataset_door():
+    loader = StatefulDataLoader(DATASET, batch_size=2, drop_last=True, shuffle=True)
+    assert loader.dataset is DATASET
+    assert (loader.batch_size, loader.drop_last, loader.num_workers) == (2, True, 0)
+    assert loader.collate_fn is default_collate
+    assert type(loader.sampler) is RandomSampler
+    assert type(loader.batch_sampler) is BatchSampler
+    assert list(loader.batch_sampler) == [batch for batch in BatchSampler(loader.sampler, 2, True)]
+    assert type(loader.pipeline) is ProcessPrefetcher
+
+
+KWARGS = [
+    {},
+    {"batch_size": 3},
+    {"batch_size": None},
+    {"collate_fn": list},
+    {"drop_last": True},
+    {"batch_size": None, "collate_fn": abs},
+]
+
+
+@pytest.mark.parametrize("kwargs", KWARGS, ids=str)
+def test_the_same_as_torch_s_loader_says(kwargs):
+    ours, torchs = StatefulDataLoader(DATASET, **kwargs), DataLoader(DATASET, **kwargs)
+    for name in ("dataset", "batch_size", "drop_last", "num_workers", "collate_fn"):
+        assert getattr(ours, name) is getattr(torchs, name) or getattr(ours, name) == getattr(torchs, name)
+    assert (ours.batch_sampler is None) is (torchs.batch_sampler is None)
+    assert len(ours) == len(torchs)
+
+
+def test_unbatched():
+    loader = StatefulDataLoader(DATASET, batch_size=None)
+    assert loader.batch_size is loader.batch_sampler is None
+    assert loader.drop_last is False
+    assert loader.collate_fn is default_convert
+
+
+def test_a_composed_pipeline():
+    loader = StatefulDataLoader(composed())
+    assert loader.dataset is None
+    assert (loader.batch_size, loader.drop_last, loader.collate_fn, loader.num_workers) == (2, True, list, 0)
+    assert loader.sampler.length == 5
+    plain = StatefulDataLoader(composed(batch=False))
+    assert plain.batch_size is plain.batch_sampler is plain.collate_fn is None
+    assert plain.drop_last is False
+    foreign = StatefulDataLoader(tn.IterableWrapper(DATASET))
+    assert foreign.sampler is foreign.batch_sampler is foreign.dataset is None
+
+
+def test_num_workers():
+    assert StatefulDataLoader(DATASET, num_workers=3).num_workers == 3
+    assert StatefulDataLoader(ProcessPrefetcher(composed(), 2)).num_workers == 2
+
+
+def test_batch_sampler_goes_on_from_the_position():
+    loader = StatefulDataLoader(DATASET, batch_size=2)
+    next(iter(loader))
+    assert list(loader.batch_sampler) == [[2, 3], [4]]
+
+
+NAMES = ["dataset", "sampler", "batch_sampler", "batch_size", "drop_last", "collate_fn", "num_workers", "pipeline", "position"]
+
+
+@pytest.mark.parametrize("name", [*NAMES, "is_restored_from_checkpoint"])
+@pytest.mark.parametrize("make", [lambda: StatefulDataLoader(DATASET), lambda: StatefulDataLoader(composed())])
+def test_nothing_can_be_assigned_or_deleted(make, name):
+    loader = make()
+    before = getattr(loader, name)
+    with pytest.raises(AttributeError):
+        setattr(loader, name, before)
+    with pytest.raises(AttributeError):
+        delattr(loader, name)
+
+
+def test_no_attribute_that_frameworks_clear():
+    assert not hasattr(StatefulDataLoader(DATASET), "_iterator")
+
+
+def test_position():
+    loader = StatefulDataLoader(DATASET, batch_size=2)
+    assert loader.position == Position(0, 0) == (0, 0)
+    iterator = iter(loader)
+    for consumed in (2, 4):
+        next(iterator)
+        assert loader.position == Position(epoch=0, consumed=consumed)
+    next(iterator)
+    assert (loader.position.epoch, loader.position.consumed) == (1, 0)
+
+
+def test_stats():
+    loader = StatefulDataLoader(DATASET, batch_size=2)
+    assert loader.stats() == {"delivered": 0, "prefetched": 0, "workers": 0}
+    list(loader)
+    next(iter(loader))
+    assert loader.stats() == {"delivered": 4, "prefetched": 0, "workers": 0}
+    with StatefulDataLoader(DATASET, batch_size=2, num_workers=2, multiprocessing_context="fork") as pooled:
+        next(iter(pooled))
+        stats = pooled.stats()
+        assert (stats["delivered"], stats["workers"]) == (1, 2)
+        assert 0 < stats["prefetched"] <= 4
+
+
+def test_describe():
+    loader = StatefulDataLoader(ProcessPrefetcher(composed(), 0))
+    next(iter(loader))
+    assert loader.describe().splitlines() == [
+        "sampler: SamplerNode(order='RandomSampler', length=5, seed=1, epoch=0, consumed=2, world_size=1, uneven='pad')",
+        "mapper: SeededMapper(seed=2, rng='python,numpy,torch')",
+        "batcher: SeededBatcher(batch_size=2, drop_last=True, seed=3)",
+        "prefetcher: ProcessPrefetcher()",
+    ]
+
+
+def test_describe_leaves_a_foreign_state_out():
+    assert StatefulDataLoader(tn.IterableWrapper(DATASET)).describe() == "iterable_wrapper: IterableWrapper(epoch=0, position=0)"
+
+
+def test_repr():
+    class Mine(StatefulDataLoader):
+        pass
+
+    assert repr(Mine(composed())) == "Mine(SamplerNode -> SeededMapper -> SeededBatcher)"
+
+
+def test_looking_changes_nothing():
+    loader = StatefulDataLoader(DATASET, batch_size=2, shuffle=True, seed=1)
+    expected = [batch.tolist() for batch in StatefulDataLoader(DATASET, batch_size=2, shuffle=True, seed=1)]
+    iterator = iter(loader)
+    found = [next(iterator).tolist()]
+    for name in NAMES:
+        getattr(loader, name)
+    list(loader.batch_sampler)
+    list(loader.sampler)
+    for look in (loader.stats, loader.describe, loader.state_dict, loader.checkpoint, lambda: repr(loader), lambda: len(loader)):
+        look()
+    assert [*found, *(batch.tolist() for batch in iterator)] == expected
+
+
+def test_an_endless_pipeline_has_no_length():
+    loader = StatefulDataLoader(DATASET, sampler=InfiniteRandomSampler(5))
+    with pytest.raises(TypeError, match="endless"):
+        len(loader)
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("batch_size", [1, 2, 5, None])
+def test_length_is_a_full_epoch_s(batch_size, drop_last):
+    if batch_size is None and drop_last:
+        return
+    loader = StatefulDataLoader(DATASET, batch_size=batch_size, drop_last=drop_last, sampler=SequentialSampler(5))
+    assert len(loader) == len(list(loader))
+    next(iter(loader))
+    assert len(loader) == len(DataLoader(DATASET, batch_size=batch_size, drop_last=drop_last))
