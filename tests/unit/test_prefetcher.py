@@ -25,6 +25,7 @@ from stateful_pipes import (
     StatefulDataLoader,
 )
 from stateful_pipes.errors import LoaderFailedError, WorkerDiedError, WorkerTimeoutError
+from stateful_pipes.prefetch.pool import WorkerPool
 from tests.streams import DrawingDataset, disturb, drawing_collate, generator_states, same
 
 
@@ -256,6 +257,22 @@ def test_a_killed_worker_and_a_load_goes_on():
             list(iterator)
         loader.load_state_dict(loader.state_dict())
         assert same(list(loader)[-1], EXPECTED[0][-1])
+
+
+@pytest.mark.parametrize("interrupted", ["_collect", "_flush", "submit"])
+def test_an_interrupt_while_waiting_loses_nothing(interrupted, monkeypatch):
+    """Ctrl-C may come anywhere, and a message may be lost with it."""
+    with loader_of(1, prefetch_factor=1) as loader:
+        iterator = iter(loader)
+        found = [next(iterator)]
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            next(patch.setattr(WorkerPool, interrupted, _interrupt) or iterator)
+        assert loader.position == (0, 2)
+        assert same([*found, *iterator], EXPECTED[0])
+
+
+def _interrupt(*_):
+    raise KeyboardInterrupt
 
 
 def test_timeout(tmp_path):
