@@ -63,7 +63,7 @@ def build(a: DatasetArguments) -> Node[Any]:
     try:
         return _compose(source, a, seed)
     except BaseException:
-        source.close()  # the caller may try other arguments with the same sampler
+        source.release()  # the caller may try other arguments with the same sampler
         raise
 
 

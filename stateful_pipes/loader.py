@@ -225,7 +225,7 @@ class StatefulDataLoader(PipelineView, Generic[T_co]):
 
         The state stays, and `iter` starts workers anew. Without it, dropping the loader and its iterators ends them too.
         """
-        self._root.shut_down()
+        self._root.close()
 
     def __enter__(self) -> Self:
         return self

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from typing import Any, ClassVar, Self, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 from torchdata.nodes import BaseNode
 
@@ -14,7 +14,7 @@ from stateful_pipes.errors import NodeAttachedError, ResumableModeRequiredError
 from stateful_pipes.naming import instance_name, snake_case
 from stateful_pipes.rng import GlobalGenerator, preserved
 from stateful_pipes.samplers.order import check_epoch
-from stateful_pipes.state import Field, LoaderState, envelope, fixed, validate
+from stateful_pipes.state import PASS, Field, LoaderState, envelope, fixed, validate
 from stateful_pipes.stream import Mark, Stream, Ticket
 
 __all__ = ["Node", "walk"]
@@ -130,13 +130,13 @@ class Node(BaseNode[T_co]):
         """The global generators that `run` seeds in the process that calls it."""
         return frozenset().union(*(source.global_generators() for source in self.sources))
 
-    def close(self) -> None:
-        """Ends workers and gives samplers free; idempotent. The node can be used again."""
+    def release(self) -> None:
+        """Ends workers and gives samplers free, here and below; idempotent. The node can be used again."""
         for source in self.sources:
-            source.close()
+            source.release()
 
     def open(self) -> None:
-        """Takes samplers back after `close`; NodeAttachedError if another pipeline has them now."""
+        """Takes samplers back after `release`; NodeAttachedError if another pipeline has them now."""
         for source in self.sources:
             source.open()
 
@@ -152,10 +152,12 @@ class Node(BaseNode[T_co]):
             self.next_epoch(self.consumed())
             self.stream.arrive(self.mark())
         self._keep = False
-        self._pass_epoch = self.consumed()[0]
+        # Saved after the last item of an epoch, and before its end was told: that is still to be told.
+        self._pass_epoch = (initial_state or {}).get(PASS, self.consumed()[0])
 
     def next(self) -> T_co:
         """The next item of this epoch."""
+        self._keep = False
         return cast(T_co, self.stream.take(self, self._pass_epoch, self.stream.generation))
 
     def state_dict(self) -> dict[str, Any]:
@@ -164,7 +166,7 @@ class Node(BaseNode[T_co]):
 
     def get_state(self) -> dict[str, Any]:
         """The state of this node and all below it, after the last item that was consumed."""
-        return cast("dict[str, Any]", self.state_at(self.consumed()))
+        return {**self.state_at(self.consumed()), PASS: self._pass_epoch}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Goes to a state at once; the next `reset(None)` leaves it there.
@@ -197,11 +199,11 @@ class Node(BaseNode[T_co]):
             if node.name in saved:
                 node.adopt(saved[node.name])
 
-    def shut_down(self) -> None:
-        """Ends workers and older iterators and lets another loader have it; the next iterator goes on from the last item."""
+    def close(self) -> None:
+        """Ends workers and older iterators, and lets another loader have the node; the next goes on from the last item."""
         self._loader = None
         self.stream.close(self)
-        self.close()
+        self.release()
 
     def set_epoch(self, epoch: int) -> None:
         """Goes to the start of `epoch`, in the whole pipeline that this node is part of; nothing if that is the current one."""
@@ -288,9 +290,6 @@ class Node(BaseNode[T_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in self.__dict__.items() if key not in self.MAIN_ONLY}
-
-    def __iter__(self) -> Self:
-        return self
 
 
 def walk(node: Node[Any]) -> Iterator[Node[Any]]:

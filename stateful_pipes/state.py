@@ -21,6 +21,7 @@ __all__ = [
     "FORMAT",
     "LIBRARY_VERSION",
     "MIGRATIONS",
+    "PASS",
     "VERSION",
     "Field",
     "LoaderState",
@@ -36,6 +37,8 @@ __all__ = [
 ]
 
 FORMAT: Final = "stateful_pipes"
+PASS: Final = "pass"
+"""In a node's own state, the epoch that torchdata's `next()` is in; a loader's state has no such entry."""
 VERSION: Final = 1
 LIBRARY_VERSION: Final = "0.1.0"
 
@@ -183,7 +186,9 @@ def validate(state: object, nodes: Mapping[str, Mapping[str, Field]], allow: Col
             "start this one with set_epoch(next epoch); its order is another, so a position inside an epoch has no meaning here"
         )
     migrated = _migrate(state)
-    wrong = _compare("", _ENVELOPE, {key: value for key, value in migrated.items() if key not in ("nodes", "versions")}, ())
+    wrong = _compare("", _ENVELOPE, {key: value for key, value in migrated.items() if key not in ("nodes", "versions", PASS)}, ())
+    if PASS in migrated:
+        wrong += _compare("", {PASS: counter(0)}, {PASS: migrated[PASS]}, ())
     for key in ("nodes", "versions"):
         if key not in migrated:
             wrong.append(Difference("", key, "missing", "a mapping", "the state is damaged"))

@@ -103,6 +103,7 @@ class Stream:
             self._lock.release()
 
     def _take(self, node: Pullable) -> Any:
+        generation = self.generation
         self.settle(node)
         current = self._ahead
         self._ahead, self._astray = None, True
@@ -120,6 +121,8 @@ class Stream:
             self._failure = "StopIteration"
             raise RuntimeError("run() raised StopIteration; only pull() may, to end an epoch") from error
         except Exception as error:
+            if generation != self.generation:  # closed or moved by another thread meanwhile
+                raise IteratorInvalidError(remedy="Call iter() again") from error
             self._failure = f"{type(error).__name__}: {error}"
             raise
         self._ahead = None if following.is_end else following

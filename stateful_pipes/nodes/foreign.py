@@ -12,6 +12,7 @@ from stateful_pipes.encoding import decode, encode
 from stateful_pipes.errors import ResumableModeRequiredError, StatefulPipesError, StateMismatchError
 from stateful_pipes.naming import snake_case
 from stateful_pipes.node import Node
+from stateful_pipes.samplers import ResumableSampler
 from stateful_pipes.state import Field, counter, text
 from stateful_pipes.stream import Mark, Ticket
 
@@ -47,8 +48,10 @@ class ForeignNode(Node[Any]):
         self._epoch = 0
         self._position = 0
         self._ended = False
+        self._started = False
 
     def pull(self, count: int) -> Ticket:
+        self._started = True
         items: list[Any] = []
         while len(items) < count and not self._ended:
             try:
@@ -70,6 +73,12 @@ class ForeignNode(Node[Any]):
 
     def seek(self, mark: Mark) -> None:
         epoch, position, state = mark
+        if self._started and any(_runs_once(held) for held in _held(self.node, set())):
+            raise ResumableModeRequiredError(
+                "it reads from an iterator, which cannot be started again",
+                node=self.name,
+                remedy="Give IterableWrapper something that iter() starts anew, such as a list or a class with __iter__",
+            )
         try:
             decoded = decode(state)
             if not isinstance(decoded, dict):  # reset(None) would not fail, but start anew
@@ -118,9 +127,9 @@ class ForeignNode(Node[Any]):
     def type_name(self) -> str:
         return type(self.node).__name__
 
-    def close(self) -> None:
+    def release(self) -> None:
         for node in self.inner():
-            node.shut_down()
+            node.close()
 
     def open(self) -> None:
         for node in self.inner():
@@ -135,11 +144,21 @@ class ForeignNode(Node[Any]):
 
 def _check_contract(node: BaseNode[Any]) -> None:
     missing = [method for method in ("next", "reset", "get_state") if getattr(type(node), method) is getattr(BaseNode, method)]
+    sampler = next((value for value in vars(node).values() if isinstance(value, ResumableSampler)), None)
+    if sampler is not None and not isinstance(node, Node):
+        raise ResumableModeRequiredError(
+            f"{type(node).__name__} does not move the cursor of the {sampler.name} in it", remedy="Use a SamplerNode instead"
+        )
     if missing:
         raise ResumableModeRequiredError(
             f"{type(node).__name__} does not implement {', '.join(missing)}",
             remedy="Give it the methods of a torchdata BaseNode, or make it a stateful_pipes.Node",
         )
+
+
+def _runs_once(node: BaseNode[Any]) -> bool:
+    iterable = getattr(node, "iterable", None)
+    return isinstance(iterable, Iterator) and not hasattr(iterable, "load_state_dict")
 
 
 def _held(value: object, seen: set[int]) -> Iterator[BaseNode[Any]]:

@@ -135,7 +135,7 @@ class SamplerNode(Node[int]):
     def length(self) -> int | None:
         return self._share(0)
 
-    def close(self) -> None:
+    def release(self) -> None:
         self.sampler.detach(self)
 
     def open(self) -> None:

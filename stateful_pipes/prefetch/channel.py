@@ -131,6 +131,7 @@ class _Pickler(pickle.Pickler):
             and value.device.type == "cpu"
             and not value.requires_grad
             and not value.is_quantized
+            and not value.is_nested
         ):
             dense = value.resolve_conj().resolve_neg().contiguous()
             # A single element may have any stride and still be called contiguous.

@@ -122,6 +122,8 @@ class WorkerPool:
 
     def forget(self) -> None:
         """Drops all tasks; what no worker has begun is taken back."""
+        if os.getpid() != self._pid:
+            return  # a fork's copy must not take tasks away
         for task in self._unsent:
             del self._packed[task]
         self._unsent.clear()

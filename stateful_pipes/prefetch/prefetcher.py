@@ -139,12 +139,12 @@ class ProcessPrefetcher(Node[T_co]):
     def global_generators(self) -> frozenset[GlobalGenerator]:
         return frozenset() if self.num_workers else self._source.global_generators()
 
-    def close(self) -> None:
+    def release(self) -> None:
         self._drop()
         if self._pool is not None:
             self._pool.close()
             self._pool = None
-        super().close()
+        super().release()
 
     @property
     def prefetched(self) -> int:
@@ -162,8 +162,12 @@ class ProcessPrefetcher(Node[T_co]):
                 before = self._queue[-2].pulled if len(self._queue) > 1 else None
                 if last.error is not None or (last.is_end and before is not None and before.is_end):
                     return
-            pulled = pull_one(self._source)
-            task = -1 if pulled.ticket is None else pool.submit(pulled.ticket)
+            pulled, task = pull_one(self._source), -1
+            if pulled.ticket is not None:
+                try:
+                    task = pool.submit(pulled.ticket)
+                except Exception as error:  # a foreign node's item that cannot be pickled; told when its turn comes
+                    pulled = Pulled(None, (), error)
             self._queue.append(_UnderWay(pulled, task))
 
     def _drop(self) -> None:
@@ -178,13 +182,14 @@ class ProcessPrefetcher(Node[T_co]):
     def _started(self) -> WorkerPool:
         if self._pool is None:
             below = list(walk(self._source))
-            datasets = [getattr(getattr(node, "map_fn", None), "__self__", None) for node in below]
+            readers: list[Any] = [getattr(node, "map_fn", None) for node in below]
+            datasets = [read.__self__ for read in readers if getattr(read, "__name__", "") == "__getitem__"]
             self._pool = WorkerPool(
                 self._source,
                 self.num_workers,
                 self.context,
                 worker_init_fn=self.worker_init_fn,
-                dataset=next((dataset for dataset in datasets if dataset is not None), None),
+                dataset=datasets[0] if datasets else None,
                 seed=next((node.seed for node in below if hasattr(node, "seed")), 0),
             )
         return self._pool

@@ -21,6 +21,8 @@ __all__ = ["STARTED", "Job", "Result", "work"]
 STARTED = -1
 """The task number of what a worker says of its own start."""
 
+_ASK_MS = 1000
+
 
 class Runner(Protocol):
     """The half of a node that a worker needs."""
@@ -53,23 +55,32 @@ def work(job: Job, tasks: socket.socket, results: socket.socket) -> None:
     """Runs tickets until the channel is shut down or the main process is gone."""
     # Ctrl-C reaches the whole group; the main process decides what becomes of the workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(1)
-    wait = _waiter(tasks, job.main_pid)
     try:
+        main = _MainProcess(job.main_pid)
         try:
             _prepare(job)
         except Exception as error:
-            send(results, pack(Result(STARTED, job.worker_id, None, capture(error))))
+            _deliver(main, results, pack(Result(STARTED, job.worker_id, None, capture(error))))
             return
-        while wait():
-            # Another worker may have been quicker.
+        while True:
+            main.wait(tasks, select.POLLIN)
             try:
                 task, ticket = receive(tasks, socket.MSG_DONTWAIT)
             except BlockingIOError:
-                continue
-            send(results, _run(job, task, ticket))
+                continue  # another worker was quicker
+            _deliver(main, results, _run(job, task, ticket))
     except (EOFError, OSError):
         return  # the channel is shut down
+
+
+def _deliver(main: _MainProcess, results: socket.socket, message: list[Any]) -> None:
+    while True:
+        try:
+            return send(results, message, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            main.wait(results, select.POLLOUT)
 
 
 def _prepare(job: Job) -> None:
@@ -90,24 +101,25 @@ def _run(job: Job, task: int, ticket: Any) -> list[Any]:
         return pack(Result(task, job.worker_id, None, capture(error)))
 
 
-def _waiter(tasks: socket.socket, main_pid: int) -> Callable[[], bool]:
-    """A function that waits for a task and tells whether the main process still lives."""
-    poll = select.poll()
-    poll.register(tasks, select.POLLIN)
-    try:
-        # A pipe from the parent would do, had not every sibling that was forked later a copy of its other end.
-        main = os.pidfd_open(main_pid)
-    except ProcessLookupError:
-        return lambda: False
-    except OSError:
-        return lambda: bool(poll.poll(1000)) or _alive(main_pid)
-    poll.register(main, select.POLLIN)
-    return lambda: all(fd != main for fd, _ in poll.poll())
+class _MainProcess:
+    """Waits that also end with the main process, for which a closed channel is no proof: other forks may hold a copy of it."""
 
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        try:
+            self._descriptor = os.pidfd_open(pid)
+        except ProcessLookupError:
+            raise EOFError from None
+        except OSError:  # an older kernel: ask now and then
+            self._descriptor = -1
 
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
+    def wait(self, end: socket.socket, event: int) -> None:
+        """Returns when the end is ready for select's `event`; EOFError if the main process is gone."""
+        poll = select.poll()
+        poll.register(end, event)
+        if self._descriptor >= 0:
+            poll.register(self._descriptor, select.POLLIN)
+        while not (ready := poll.poll(_ASK_MS if self._descriptor < 0 else None)):
+            os.kill(self._pid, 0)  # ProcessLookupError is an OSError, too
+        if any(descriptor == self._descriptor for descriptor, _ in ready):
+            raise EOFError
