@@ -242,6 +242,19 @@ def test_a_state_resumes_at_every_step(make, door):
 
 
 @every
+def test_a_load_of_a_used_node_stays_at_the_next_reset(make):
+    expected = epochs(make(), 1)[0]
+    node = make()
+    node.reset(None)
+    next(node)
+    state = node.state_dict()
+    list(node)
+    node.load_state_dict(state)
+    node.reset(None)
+    assert list(node) == expected[1:]
+
+
+@every
 def test_only_the_first_reset_after_a_load_stays(make):
     expected = epochs(make(), 2)
     node = make()

@@ -68,6 +68,14 @@ def test_many_batches_at_once():
     assert node.run(node.pull(9)) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
 
+@pytest.mark.parametrize("move", [lambda node: node.seek((0, 0)), lambda node: node.next_epoch((0, 8))])
+def test_an_end_that_was_not_told_is_forgotten_by_a_move(move):
+    node = batched()
+    node.pull(9)
+    move(node)
+    assert node.run(node.pull(1)) == [[0, 1, 2, 3]]
+
+
 @pytest.mark.parametrize("cut", range(4))
 def test_batches_of_batches(cut):
     def make():

@@ -126,6 +126,14 @@ def test_its_items_are_the_payload_and_run_in_the_main_process():
     assert node.run(ticket) == [0, 1, 2]
 
 
+def test_an_end_that_was_not_told_is_forgotten_by_a_move():
+    node = as_node(Source(2))
+    mark = node.mark()
+    assert node.run(node.pull(3)) == [0, 1]  # short, so it has seen the end
+    node.seek(mark)
+    assert node.run(node.pull(1)) == [0]
+
+
 def test_its_name_and_type_are_the_node_s_own():
     node = as_node(Source())
     assert type(node) is ForeignNode

@@ -165,6 +165,17 @@ def test_both_halves_of_a_seed_count():
     assert len({python for python, _, _ in draws}) == 4
 
 
+def test_numpy_and_torch_take_different_halves():
+    """Both use 32 bits: two samples agree in both generators only if their seeds agree in all 64."""
+    with preserved(ALL):
+        draws = {}
+        for seed in (1, 2, 1 << 32 | 1):
+            seeder(GLOBAL_GENERATORS)(seed)
+            draws[seed] = first_draws()
+    assert draws[1][1] == draws[2][1] != draws[1 << 32 | 1][1]
+    assert draws[1][2] == draws[1 << 32 | 1][2] != draws[2][2]
+
+
 def test_the_cached_gaussian_is_kept():
     with preserved(ALL):
         np.random.seed(0)

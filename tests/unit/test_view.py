@@ -75,6 +75,11 @@ def test_a_composed_pipeline():
     assert foreign.sampler is foreign.batch_sampler is foreign.dataset is None
 
 
+def test_the_batches_that_come_out_are_meant():
+    loader = StatefulDataLoader(SeededBatcher(composed(), 3, collate_fn=tuple, seed=4))
+    assert (loader.batch_size, loader.drop_last, loader.collate_fn) == (3, False, tuple)
+
+
 def test_num_workers():
     assert StatefulDataLoader(DATASET, num_workers=3).num_workers == 3
     assert StatefulDataLoader(ProcessPrefetcher(composed(), 2)).num_workers == 2
