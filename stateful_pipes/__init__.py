@@ -2,11 +2,12 @@
 
 The house, each room importing only from those above it:
 
-    errors  state  encoding  rng  permutation      ground
+    errors  fields  encoding  naming  rng          ground
+    state  permutation
     samplers/                                      orders: pure functions of (seed, epoch, position)
-    stream  node  nodes/                           the cursor half and the pure half of a pipeline
+    stream  contract  node  nodes/                 the cursor half and the pure half of a pipeline
     prefetch/                                      worker processes
-    checkpoint  door  loader  dataset              the top
+    checkpoint  door  view  loader  dataset        the top
     cli/                                           the command line
 """
 

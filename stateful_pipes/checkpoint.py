@@ -64,6 +64,7 @@ def write_atomically(path: str | PathLike[str], data: bytes) -> None:
     handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
     try:
         with os.fdopen(handle, "wb") as file:
+            os.fchmod(handle, 0o666 & ~_umask())  # mkstemp's files are for their owner alone
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -73,6 +74,12 @@ def write_atomically(path: str | PathLike[str], data: bytes) -> None:
             os.unlink(name)
         raise
     _sync_folder(target.parent)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def _sync_folder(folder: Path) -> None:

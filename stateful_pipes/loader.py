@@ -217,7 +217,7 @@ class StatefulDataLoader(PipelineView, Generic[T_co]):
             ResumableModeRequiredError: as `set_epoch`.
         """
         mark = self._root.consumed()
-        if not self._root.at_start(mark):
+        if self._root.stream.failed or not self._root.at_start(mark):
             self._root.stream.move(self._root, self._root.start(mark[0]))
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The node: a torchdata `BaseNode` in two halves, a cursor that pulls tickets and a pure function that runs them."""
+"""The node: the contract as a torchdata `BaseNode`, and what the one at the top of a pipeline does."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from typing import Any, ClassVar, TypeVar, cast
 
 from torchdata.nodes import BaseNode
 
-from stateful_pipes.errors import NodeAttachedError, ResumableModeRequiredError
+from stateful_pipes.contract import NodeContract
+from stateful_pipes.errors import Difference, NodeAttachedError, ResumableModeRequiredError, StateMismatchError
+from stateful_pipes.fields import Field, fixed
 from stateful_pipes.naming import instance_name, snake_case
-from stateful_pipes.rng import GlobalGenerator, preserved
+from stateful_pipes.rng import preserved
 from stateful_pipes.samplers.order import check_epoch
-from stateful_pipes.state import PASS, Field, LoaderState, envelope, fixed, validate
-from stateful_pipes.stream import Mark, Stream, Ticket
+from stateful_pipes.state import LoaderState, envelope, validate
+from stateful_pipes.stream import Mark, Stream
 
 __all__ = ["Node", "walk"]
 
@@ -27,21 +29,8 @@ _ALLOW: ContextVar[Collection[str]] = ContextVar("allow", default=())
 _BASE_NODE_DOOR = ("__next__", "next", "reset", "get_state", "state_dict", "load_state_dict")
 
 
-class Node(BaseNode[T_co]):
-    """Base of this library's nodes, and the contract for a node of your own.
-
-    A node above one source has to implement `run`, and `fields` if it has arguments that shape its stream; all else
-    passes through to the source. A node that is a source itself, or has several, implements `pull`, `run`, `mark`,
-    `seek`, `fields`, `locate`, `start` and `next_epoch`.
-
-    * `pull(count)` runs in the main process only and is cheap: it advances the cursor by up to `count` items (fewer only
-      at the end of an epoch) and returns a ticket. StopIteration ends the epoch; the cursor then stands at the start
-      of the next one.
-    * `run(ticket)` may be slow, runs in any process, touches no cursor, and gives the same items however often it is asked.
-    * `mark()` and `seek(mark)` are the cursor: a small plain tuple, epoch first.
-
-    A ticket is a plain tuple (epoch, positions, ...) of tuples, ints and bytes. `positions` are those of its items, as the
-    arguments of a `range`, or as the bytes of int64 numbers; read them with `positions_of`.
+class Node(NodeContract, BaseNode[T_co]):
+    """Base of this library's nodes, and of your own: see `NodeContract` for what one implements.
 
     Used on its own, or under torchdata's nodes and `Loader`, a node is a torchdata node like any other: `reset(None)` at
     the start of an epoch does nothing, elsewhere it goes to the next epoch; `load_state_dict` makes the next
@@ -66,79 +55,16 @@ class Node(BaseNode[T_co]):
         self._check_contract()
         super().__init__()  # type: ignore[no-untyped-call]  # torchdata leaves it unannotated
         self.stream = Stream()
-        self.sources = sources
+        self.sources: tuple[Node[Any], ...] = sources
         self._parent: weakref.ref[Node[Any]] | None = None
         self._above: weakref.ref[Node[Any]] | None = None  # the adapter of a foreign node that holds this one
         self._loader: weakref.ref[object] | None = None
-        self._pass_epoch = 0  # the epoch that torchdata's next() is in
+        self._pass_epoch: int | None = None  # the epoch that torchdata's next() is in
         self._keep = True  # the next reset(None) leaves the node where it stands
         taken = [node.name for source in sources for node in walk(source)]
         self.name: str = instance_name(name, self.kind or snake_case(type(self).__name__), taken)
         for source in sources:
             source._attach_to(self)
-
-    # The contract.
-
-    def pull(self, count: int) -> Ticket:
-        """Advances by up to `count` items; StopIteration ends the epoch."""
-        return self._source.pull(count)
-
-    def run(self, ticket: Ticket) -> list[Any]:
-        """The items of a ticket."""
-        raise NotImplementedError(f"{type(self).__name__} does not implement run(ticket)")
-
-    def mark(self) -> Mark:
-        """The cursor after the last pull."""
-        return self._source.mark()
-
-    def seek(self, mark: Mark) -> None:
-        """Puts the cursor to a mark."""
-        self._source.seek(mark)
-
-    def fields(self, mark: Mark) -> dict[str, Field]:
-        """The node's own entry in the state at `mark`: its arguments and its own part of the cursor."""
-        return {}
-
-    def parts(self, mark: Mark) -> tuple[Mark, ...]:
-        """The sources' marks within `mark`."""
-        return (mark,)
-
-    def locate(self, entry: Mapping[str, Any], parts: tuple[Mark, ...]) -> Mark:
-        """The mark of a saved entry, given the sources' marks: the inverse of `fields` and `parts`."""
-        return parts[0]
-
-    def adopt(self, entry: Mapping[str, Any]) -> None:
-        """Takes over what a saved entry replaces, such as the seed."""
-
-    def start(self, epoch: int) -> Mark:
-        """The mark at the start of an epoch; ResumableModeRequiredError where a foreign source makes that unknowable."""
-        return self._source.start(epoch)
-
-    def at_start(self, mark: Mark) -> bool:
-        """Whether `mark` is the start of an epoch."""
-        return all(source.at_start(part) for source, part in zip(self.sources, self.parts(mark), strict=True))
-
-    def next_epoch(self, mark: Mark) -> None:
-        """Leaves the epoch of `mark` for the start of the next one."""
-        self._source.next_epoch(mark)
-
-    def length(self) -> int | None:
-        """Items in a full epoch on this rank; None if that is unknown or endless."""
-        return self._source.length()
-
-    def global_generators(self) -> frozenset[GlobalGenerator]:
-        """The global generators that `run` seeds in the process that calls it."""
-        return frozenset().union(*(source.global_generators() for source in self.sources))
-
-    def release(self) -> None:
-        """Ends workers and gives samplers free, here and below; idempotent. The node can be used again."""
-        for source in self.sources:
-            source.release()
-
-    def open(self) -> None:
-        """Takes samplers back after `release`; NodeAttachedError if another pipeline has them now."""
-        for source in self.sources:
-            source.open()
 
     # The torchdata side.
 
@@ -153,12 +79,12 @@ class Node(BaseNode[T_co]):
             self.stream.arrive(self.mark())
         self._keep = False
         # Saved after the last item of an epoch, and before its end was told: that is still to be told.
-        self._pass_epoch = (initial_state or {}).get(PASS, self.consumed()[0])
+        self._pass_epoch = initial_state["epoch"] if initial_state else self.consumed()[0]
 
     def next(self) -> T_co:
         """The next item of this epoch."""
         self._keep = False
-        return cast(T_co, self.stream.take(self, self._pass_epoch, self.stream.generation))
+        return cast(T_co, self.stream.take(self, cast(int, self._pass_epoch), self.stream.generation))
 
     def state_dict(self) -> dict[str, Any]:
         """As `get_state`; torchdata's would reset the node first, but this one has a state at any time."""
@@ -166,7 +92,10 @@ class Node(BaseNode[T_co]):
 
     def get_state(self) -> dict[str, Any]:
         """The state of this node and all below it, after the last item that was consumed."""
-        return {**self.state_at(self.consumed()), PASS: self._pass_epoch}
+        state = self.state_at(self.consumed())
+        if self._pass_epoch is not None:
+            state["epoch"] = self._pass_epoch
+        return cast("dict[str, Any]", state)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Goes to a state at once; the next `reset(None)` leaves it there.
@@ -184,15 +113,19 @@ class Node(BaseNode[T_co]):
 
     def state_at(self, mark: Mark) -> LoaderState:
         """The state of this node and all below it at `mark`."""
-        return envelope({node.name: entry for node, entry in self._entries(mark)})
+        return envelope(mark[0], {node.name: entry for node, entry in self._entries(mark)})
 
     def load(self, state: Mapping[str, Any], allow: Collection[str] = ()) -> None:
         """Validates a state, then adopts it and moves the stream there."""
         committed = self.consumed()
         saved = validate(state, {node.name: entry for node, entry in self._entries(committed)}, allow)
+        mark = self._located(saved)
+        if state["epoch"] != mark[0] and not (state["epoch"] == mark[0] - 1 and self.at_start(mark)):
+            wrong = Difference("", "epoch", state["epoch"], mark[0], "the nodes stand in that epoch")
+            raise StateMismatchError(differences=(wrong,))
         token = _ALLOW.set(allow)
         try:
-            self.stream.move(self, self._located(saved))
+            self.stream.move(self, mark)
         finally:
             _ALLOW.reset(token)
         for node in walk(self):
@@ -246,14 +179,6 @@ class Node(BaseNode[T_co]):
 
     # Inside.
 
-    @property
-    def _source(self) -> Node[Any]:
-        if len(self.sources) != 1:
-            raise NotImplementedError(
-                f"{type(self).__name__} has {len(self.sources)} sources, so it must implement the whole contract of a node"
-            )
-        return self.sources[0]
-
     def _entries(self, mark: Mark) -> Iterator[tuple[Node[Any], dict[str, Field]]]:
         for source, part in zip(self.sources, self.parts(mark), strict=False):
             yield from source._entries(part)
@@ -292,8 +217,8 @@ class Node(BaseNode[T_co]):
         return {key: value for key, value in self.__dict__.items() if key not in self.MAIN_ONLY}
 
 
-def walk(node: Node[Any]) -> Iterator[Node[Any]]:
+def walk(node: NodeContract) -> Iterator[Node[Any]]:
     """The nodes of a pipeline, from the sources up."""
     for source in node.sources:
         yield from walk(source)
-    yield node
+    yield cast("Node[Any]", node)

@@ -10,41 +10,28 @@ import functools
 import platform
 import warnings
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Final, Literal, NamedTuple, TypedDict, cast
+from typing import Any, Final, TypedDict, cast
 
 import numpy as np
 import torch
 
 from stateful_pipes.errors import Difference, StateMismatchError, StateVersionError
+from stateful_pipes.fields import Field, Scalar, counter, fixed, text
 
 __all__ = [
     "FORMAT",
     "LIBRARY_VERSION",
     "MIGRATIONS",
-    "PASS",
     "VERSION",
-    "Field",
     "LoaderState",
     "SamplerState",
-    "Scalar",
-    "adopted_seed",
-    "allowable",
-    "counter",
-    "fixed",
-    "text",
     "validate",
     "validate_entry",
 ]
 
 FORMAT: Final = "stateful_pipes"
-PASS: Final = "pass"
-"""In a node's own state, the epoch that torchdata's `next()` is in; a loader's state has no such entry."""
 VERSION: Final = 1
 LIBRARY_VERSION: Final = "0.1.0"
-
-Scalar = int | float | str | bool
-
-_MAX_COUNT = 2**63 - 1
 
 MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
 """From a state of version n to the same state of version n + 1. Version 1 is the first, so there is none yet."""
@@ -58,6 +45,7 @@ class LoaderState(TypedDict):
         version: Version of this structure.
         library: Version of the library that wrote it.
         versions: Versions of python, numpy and torch, whose streams the user's own draws depend on.
+        epoch: The epoch under way. Right after its last item the nodes already stand in the next one.
         nodes: One entry for each node that has a state, by instance name; "type" and the node's own fields.
     """
 
@@ -65,6 +53,7 @@ class LoaderState(TypedDict):
     version: int
     library: str
     versions: dict[str, str]
+    epoch: int
     nodes: dict[str, dict[str, Scalar]]
 
 
@@ -93,73 +82,14 @@ class SamplerState(_SeededState):
     consumed: int
 
 
-class Field(NamedTuple):
-    """One named value in a node's entry, and the rule for what a saved one may be.
-
-    Attributes:
-        kind: "fixed" values must be equal; "allowable" counts too, unless the caller names them in `allow=`. "seed",
-            "counter" and "text" are taken from the state, the first into the node's settings, the others into its position.
-        value: What the pipeline has now.
-        below: For a counter, the first integer that is too large.
-    """
-
-    kind: Literal["fixed", "allowable", "seed", "counter", "text"]
-    value: Scalar
-    below: int = _MAX_COUNT
-
-    def accepts(self, saved: object) -> bool:
-        """Whether a saved value is right in itself."""
-        if self.kind == "fixed":
-            return type(saved) is type(self.value) and saved == self.value
-        if self.kind == "text":
-            return isinstance(saved, str)
-        least, below = {"allowable": (1, _MAX_COUNT), "seed": (0, 2**64), "counter": (0, self.below)}[self.kind]
-        return isinstance(saved, int) and not isinstance(saved, bool) and least <= saved < below
-
-    @property
-    def expects(self) -> str:
-        """What is right, in words."""
-        return {
-            "fixed": repr(self.value),
-            "text": "a string",
-            "allowable": "an integer of at least 1",
-            "seed": "an integer from 0 to 2**64 - 1",
-            "counter": f"an integer from 0 to {self.below - 1}",
-        }[self.kind]
-
-
-def fixed(value: Scalar) -> Field:
-    """An argument that shapes the stream: a state with another value is refused."""
-    return Field("fixed", value)
-
-
-def allowable(value: int) -> Field:
-    """A positive integer argument that may differ at a load if the caller names it in `allow=`."""
-    return Field("allowable", value)
-
-
-def adopted_seed(value: int) -> Field:
-    """A seed: the state's replaces the pipeline's."""
-    return Field("seed", value)
-
-
-def counter(value: int, below: int | None = None) -> Field:
-    """A part of the position: an integer from 0, and below `below` if that is given."""
-    return Field("counter", value, _MAX_COUNT if below is None else below)
-
-
-def text(value: str) -> Field:
-    """A part of the position that is a string, such as a foreign node's state."""
-    return Field("text", value)
-
-
-def envelope(nodes: Mapping[str, Mapping[str, Field]]) -> LoaderState:
+def envelope(epoch: int, nodes: Mapping[str, Mapping[str, Field]]) -> LoaderState:
     """A fresh state of these node entries; it shares nothing with the pipeline."""
     return {
         "format": FORMAT,
         "version": VERSION,
         "library": LIBRARY_VERSION,
         "versions": dict(_versions()),
+        "epoch": epoch,
         "nodes": {name: {key: field.value for key, field in entry.items()} for name, entry in nodes.items()},
     }
 
@@ -186,9 +116,7 @@ def validate(state: object, nodes: Mapping[str, Mapping[str, Field]], allow: Col
             "start this one with set_epoch(next epoch); its order is another, so a position inside an epoch has no meaning here"
         )
     migrated = _migrate(state)
-    wrong = _compare("", _ENVELOPE, {key: value for key, value in migrated.items() if key not in ("nodes", "versions", PASS)}, ())
-    if PASS in migrated:
-        wrong += _compare("", {PASS: counter(0)}, {PASS: migrated[PASS]}, ())
+    wrong = _compare("", _ENVELOPE, {key: value for key, value in migrated.items() if key not in ("nodes", "versions")}, ())
     for key in ("nodes", "versions"):
         if key not in migrated:
             wrong.append(Difference("", key, "missing", "a mapping", "the state is damaged"))
@@ -258,6 +186,7 @@ _ENVELOPE: Final[Mapping[str, Field]] = {
     "format": fixed(FORMAT),
     "version": fixed(VERSION),
     "library": text(LIBRARY_VERSION),
+    "epoch": counter(0),
 }
 
 

@@ -24,12 +24,17 @@ def positions_of(ticket: Ticket) -> range | list[int]:
 
 
 class Pullable(Protocol):
-    """What a stream needs of the node at its top."""
+    """What a stream needs of a node."""
 
     def pull(self, count: int) -> Ticket: ...
     def run(self, ticket: Ticket) -> list[Any]: ...
     def mark(self) -> Mark: ...
     def seek(self, mark: Mark) -> None: ...
+
+
+class Runnable(Pullable, Protocol):
+    """What it needs of a node that it runs, too."""
+
     def scope(self) -> AbstractContextManager[None]: ...
 
 
@@ -81,7 +86,7 @@ class Stream:
             self._committed = node.mark()
         return self._committed
 
-    def take(self, node: Pullable, epoch: int, generation: int) -> Any:
+    def take(self, node: Runnable, epoch: int, generation: int) -> Any:
         """Hands out the next item of `epoch` and commits its mark.
 
         Raises:
@@ -102,7 +107,7 @@ class Stream:
         finally:
             self._lock.release()
 
-    def _take(self, node: Pullable) -> Any:
+    def _take(self, node: Runnable) -> Any:
         generation = self.generation
         self.settle(node)
         current = self._ahead
@@ -130,6 +135,11 @@ class Stream:
         self._astray = False
         self.delivered += 1
         return item
+
+    @property
+    def failed(self) -> bool:
+        """Whether an error is to be cleared."""
+        return bool(self._failure)
 
     def settle(self, node: Pullable) -> None:
         """Puts the node right behind the committed item or the one ahead, if an error or a close has led it astray."""

@@ -11,11 +11,11 @@ from torch.utils.data import default_collate
 from torchdata.nodes import BaseNode
 
 from stateful_pipes.errors import ResumableBatchConfigurationError
+from stateful_pipes.fields import Field, adopted_seed, allowable, fixed
 from stateful_pipes.node import Node, walk
 from stateful_pipes.nodes.foreign import as_node
 from stateful_pipes.nodes.user_error import raise_noted
 from stateful_pipes.rng import COLLATE, GLOBAL_GENERATORS, GlobalGenerator, as_seed, derive, derive_each, draw_seed, seeder
-from stateful_pipes.state import Field, adopted_seed, allowable, fixed
 from stateful_pipes.stream import Mark, Ticket, positions_of
 
 __all__ = ["SeededBatcher"]

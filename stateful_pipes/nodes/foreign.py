@@ -10,10 +10,10 @@ from torchdata.nodes import BaseNode
 
 from stateful_pipes.encoding import decode, encode
 from stateful_pipes.errors import ResumableModeRequiredError, StatefulPipesError, StateMismatchError
+from stateful_pipes.fields import Field, counter, text
 from stateful_pipes.naming import snake_case
 from stateful_pipes.node import Node
 from stateful_pipes.samplers import ResumableSampler
-from stateful_pipes.state import Field, counter, text
 from stateful_pipes.stream import Mark, Ticket
 
 __all__ = ["ForeignNode", "as_node"]

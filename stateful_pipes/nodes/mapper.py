@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 from torchdata.nodes import BaseNode
 
+from stateful_pipes.fields import Field, adopted_seed, fixed
 from stateful_pipes.node import Node, walk
 from stateful_pipes.nodes.foreign import as_node
 from stateful_pipes.nodes.user_error import raise_noted
@@ -23,7 +24,6 @@ from stateful_pipes.rng import (
     draw_seed,
     seeder,
 )
-from stateful_pipes.state import Field, adopted_seed, fixed
 from stateful_pipes.stream import Mark, Ticket, positions_of
 
 __all__ = ["SeededMapper"]

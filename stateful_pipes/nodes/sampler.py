@@ -11,9 +11,9 @@ import numpy.typing as npt
 import torch.distributed as dist
 
 from stateful_pipes.errors import ResumableBatchConfigurationError
+from stateful_pipes.fields import Field, allowable, counter, fixed
 from stateful_pipes.node import Node
 from stateful_pipes.samplers import Order, ResumableSampler, as_resumable
-from stateful_pipes.state import Field, allowable, counter, fixed
 from stateful_pipes.stream import Mark, Ticket
 
 __all__ = ["SamplerNode"]

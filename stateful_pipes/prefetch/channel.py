@@ -133,16 +133,25 @@ class _Pickler(pickle.Pickler):
             and not value.is_quantized
             and not value.is_nested
         ):
-            dense = value.resolve_conj().resolve_neg().contiguous()
+            value = value.resolve_conj().resolve_neg()
+            order = _dimensions(value)
+            dense = value.contiguous() if order is None else value.permute(order)
             # A single element may have any stride and still be called contiguous.
             flat = dense.as_strided((dense.numel(),), (1,))
             data = flat.view(torch.uint8).numpy() if dense.numel() else b""
-            return _rebuild_tensor, (pickle.PickleBuffer(cast(Any, data)), value.dtype, tuple(value.shape))
+            return _rebuild_tensor, (pickle.PickleBuffer(cast(Any, data)), value.dtype, tuple(dense.shape), order)
         return NotImplemented
 
 
-def _rebuild_tensor(data: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    if 0 in shape:
-        return torch.empty(shape, dtype=dtype)
+def _dimensions(value: torch.Tensor) -> tuple[int, ...] | None:
+    """For a dense tensor in another memory format, such as channels last, its dimensions from the slowest to the fastest."""
+    if value.is_contiguous():
+        return None
+    order = tuple(sorted(range(value.dim()), key=value.stride, reverse=True))
+    return order if value.permute(order).is_contiguous() else None
+
+
+def _rebuild_tensor(data: Any, dtype: torch.dtype, shape: tuple[int, ...], order: tuple[int, ...] | None) -> torch.Tensor:
     # A storage of exactly this tensor's size: torch.save writes whole storages.
-    return torch.frombuffer(data, dtype=dtype).reshape(shape)
+    dense = torch.empty(shape, dtype=dtype) if 0 in shape else torch.frombuffer(data, dtype=dtype).reshape(shape)
+    return dense if order is None else dense.permute(sorted(range(len(order)), key=order.__getitem__))

@@ -13,9 +13,10 @@ import torch
 from torch.utils.data import Sampler
 
 from stateful_pipes.errors import NodeAttachedError, ResumableSamplerGeneratorError
+from stateful_pipes.fields import Field, Scalar, adopted_seed, counter, fixed
 from stateful_pipes.rng import as_seed, draw_seed
 from stateful_pipes.samplers.order import Order, check_epoch, is_order, length_of
-from stateful_pipes.state import Field, SamplerState, Scalar, adopted_seed, counter, fixed, validate_entry
+from stateful_pipes.state import SamplerState, validate_entry
 
 __all__ = ["OrderSampler", "ResumableSampler", "SamplerIterator"]
 

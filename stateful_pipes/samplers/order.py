@@ -73,7 +73,8 @@ def length_of(data_source: SizedOrLength) -> int:
     if isinstance(data_source, bool):
         raise TypeError(f"expected a sized dataset or a length, got {data_source!r}")
     try:
-        length = operator.index(data_source) if hasattr(data_source, "__index__") else len(data_source)
+        # Not whatever has __index__: a tensor of one number has that, and is a dataset of one.
+        length = operator.index(data_source) if isinstance(data_source, (int, np.integer)) else len(data_source)
     except TypeError as error:
         raise TypeError(f"expected a sized dataset or a length, got {type(data_source).__name__}") from error
     if not 0 <= length <= MAX_LENGTH:

@@ -6,11 +6,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from stateful_pipes.fields import Scalar
 from stateful_pipes.permutation import permute
 from stateful_pipes.rng import ORDER, derive, derive_each
 from stateful_pipes.samplers.base import ResumableSampler
 from stateful_pipes.samplers.order import SizedOrLength, length_of
-from stateful_pipes.state import Scalar
 
 __all__ = ["InfiniteRandomSampler", "RandomSampler"]
 

@@ -23,8 +23,8 @@ from stateful_pipes import (
     as_node,
 )
 from stateful_pipes.errors import NodeAttachedError, ResumableModeRequiredError, StateMismatchError
+from stateful_pipes.fields import counter, fixed
 from stateful_pipes.node import walk
-from stateful_pipes.state import counter, fixed
 
 
 class Doubler(Node):
@@ -233,10 +233,11 @@ def test_a_state_resumes_at_every_step(make, door):
         else:
             resumed.load_state_dict(state)
             resumed.reset(None)  # stays where the state is
-        if consumed < len(expected[0]):
+        if consumed < len(expected[0]) or door == "reset":
+            # After the last item a reset still tells the end, which a node above may be waiting for.
             assert list(resumed) == expected[0][consumed:]
             resumed.reset(None)
-        assert list(resumed) == expected[1]  # an exhausted epoch's state is the next one's start
+        assert list(resumed) == expected[1]  # loaded, an exhausted epoch's state is the next one's start
         resumed.reset(None)
         assert list(resumed) == expected[2]
 

@@ -47,10 +47,12 @@ PUBLIC = [
 # The house: each room imports only from those before it; rooms of one storey may know each other in the order given.
 STOREYS = [
     ["errors"],
-    ["state", "encoding", "naming", "rng"],
+    ["fields", "encoding", "naming", "rng"],
+    ["state"],
     ["permutation"],
     ["samplers"],
     ["stream"],
+    ["contract"],
     ["node"],
     ["nodes"],
     ["prefetch"],
@@ -155,7 +157,14 @@ def test_type_hints_can_be_had(name):
 
 
 def test_typed_dicts_have_their_fields():
-    assert set(typing.get_type_hints(stateful_pipes.LoaderState)) == {"format", "version", "library", "versions", "nodes"}
+    assert set(typing.get_type_hints(stateful_pipes.LoaderState)) == {
+        "format",
+        "version",
+        "library",
+        "versions",
+        "epoch",
+        "nodes",
+    }
     assert set(typing.get_type_hints(stateful_pipes.SamplerState)) >= {"type", "length", "epoch", "consumed", "seed"}
 
 

@@ -14,21 +14,8 @@ import pytest
 
 from stateful_pipes import state as state_module
 from stateful_pipes.errors import StateMismatchError, StateVersionError
-from stateful_pipes.state import (
-    FORMAT,
-    LIBRARY_VERSION,
-    VERSION,
-    Field,
-    LoaderState,
-    adopted_seed,
-    allowable,
-    counter,
-    envelope,
-    fixed,
-    text,
-    validate,
-    validate_entry,
-)
+from stateful_pipes.fields import Field, adopted_seed, allowable, counter, fixed, text
+from stateful_pipes.state import FORMAT, LIBRARY_VERSION, VERSION, LoaderState, envelope, validate, validate_entry
 
 NODES = {
     "sampler": {
@@ -46,7 +33,7 @@ ABSURD = 10**5000  # more digits than Python will print
 
 
 def saved():
-    return envelope(NODES)
+    return envelope(0, NODES)
 
 
 def changed(**changes):
@@ -78,7 +65,7 @@ def places(error):
 
 def test_a_state_is_plain_json_and_comes_back():
     state = saved()
-    assert set(state) == set(LoaderState.__annotations__) == {"format", "version", "library", "versions", "nodes"}
+    assert set(state) == set(LoaderState.__annotations__) == {"format", "version", "library", "versions", "epoch", "nodes"}
     assert json.loads(json.dumps(state)) == state
     assert (state["format"], state["version"], state["library"]) == (FORMAT, VERSION, LIBRARY_VERSION)
     assert set(state["versions"]) == {"python", "numpy", "torch"}

@@ -1,0 +1,101 @@
+"""What a node promises: a cursor that pulls tickets, and a pure function that runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stateful_pipes.fields import Field
+from stateful_pipes.rng import GlobalGenerator
+from stateful_pipes.stream import Mark, Ticket
+
+__all__ = ["NodeContract"]
+
+
+class NodeContract:
+    """The contract of a node; by default everything passes through to the one source.
+
+    A node above one source has to implement `run`, and `fields` if it has arguments that shape its stream; all else
+    passes through to the source. A node that is a source itself, or has several, implements `pull`, `run`, `mark`,
+    `seek`, `fields`, `locate`, `start` and `next_epoch`.
+
+    * `pull(count)` runs in the main process only and is cheap: it advances the cursor by up to `count` items (fewer only
+      at the end of an epoch) and returns a ticket. StopIteration ends the epoch; the cursor then stands at the start
+      of the next one.
+    * `run(ticket)` may be slow, runs in any process, touches no cursor, and gives the same items however often it is asked.
+    * `mark()` and `seek(mark)` are the cursor: a small plain tuple, epoch first.
+
+    A ticket is a plain tuple (epoch, positions, ...) of tuples, ints and bytes. `positions` are those of its items, as the
+    arguments of a `range`, or as the bytes of int64 numbers; read them with `positions_of`.
+    """
+
+    sources: Sequence[NodeContract]
+
+    def pull(self, count: int) -> Ticket:
+        """Advances by up to `count` items; StopIteration ends the epoch."""
+        return self._source.pull(count)
+
+    def run(self, ticket: Ticket) -> list[Any]:
+        """The items of a ticket."""
+        raise NotImplementedError(f"{type(self).__name__} does not implement run(ticket)")
+
+    def mark(self) -> Mark:
+        """The cursor after the last pull."""
+        return self._source.mark()
+
+    def seek(self, mark: Mark) -> None:
+        """Puts the cursor to a mark."""
+        self._source.seek(mark)
+
+    def fields(self, mark: Mark) -> dict[str, Field]:
+        """The node's own entry in the state at `mark`: its arguments and its own part of the cursor."""
+        return {}
+
+    def parts(self, mark: Mark) -> tuple[Mark, ...]:
+        """The sources' marks within `mark`."""
+        return (mark,)
+
+    def locate(self, entry: Mapping[str, Any], parts: tuple[Mark, ...]) -> Mark:
+        """The mark of a saved entry, given the sources' marks: the inverse of `fields` and `parts`."""
+        return parts[0]
+
+    def adopt(self, entry: Mapping[str, Any]) -> None:
+        """Takes over what a saved entry replaces, such as the seed."""
+
+    def start(self, epoch: int) -> Mark:
+        """The mark at the start of an epoch; ResumableModeRequiredError where a foreign source makes that unknowable."""
+        return self._source.start(epoch)
+
+    def at_start(self, mark: Mark) -> bool:
+        """Whether `mark` is the start of an epoch."""
+        return all(source.at_start(part) for source, part in zip(self.sources, self.parts(mark), strict=True))
+
+    def next_epoch(self, mark: Mark) -> None:
+        """Leaves the epoch of `mark` for the start of the next one."""
+        self._source.next_epoch(mark)
+
+    def length(self) -> int | None:
+        """Items in a full epoch on this rank; None if that is unknown or endless."""
+        return self._source.length()
+
+    def global_generators(self) -> frozenset[GlobalGenerator]:
+        """The global generators that `run` seeds in the process that calls it."""
+        return frozenset().union(*(source.global_generators() for source in self.sources))
+
+    def release(self) -> None:
+        """Ends workers and gives samplers free, here and below; idempotent. The node can be used again."""
+        for source in self.sources:
+            source.release()
+
+    def open(self) -> None:
+        """Takes samplers back after `release`; NodeAttachedError if another pipeline has them now."""
+        for source in self.sources:
+            source.open()
+
+    @property
+    def _source(self) -> NodeContract:
+        if len(self.sources) != 1:
+            raise NotImplementedError(
+                f"{type(self).__name__} has {len(self.sources)} sources, so it must implement the whole contract of a node"
+            )
+        return self.sources[0]

@@ -1,0 +1,71 @@
+"""The entries of a node's state: a value, and the rule for what a saved one may be."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+__all__ = ["Field", "Scalar", "adopted_seed", "allowable", "counter", "fixed", "text"]
+
+Scalar = int | float | str | bool
+
+_MAX_COUNT = 2**63 - 1
+
+
+class Field(NamedTuple):
+    """One named value in a node's entry, and the rule for what a saved one may be.
+
+    Attributes:
+        kind: "fixed" values must be equal; "allowable" counts too, unless the caller names them in `allow=`. "seed",
+            "counter" and "text" are taken from the state, the first into the node's settings, the others into its position.
+        value: What the pipeline has now.
+        below: For a counter, the first integer that is too large.
+    """
+
+    kind: Literal["fixed", "allowable", "seed", "counter", "text"]
+    value: Scalar
+    below: int = _MAX_COUNT
+
+    def accepts(self, saved: object) -> bool:
+        """Whether a saved value is right in itself."""
+        if self.kind == "fixed":
+            return type(saved) is type(self.value) and saved == self.value
+        if self.kind == "text":
+            return isinstance(saved, str)
+        least, below = {"allowable": (1, _MAX_COUNT), "seed": (0, 2**64), "counter": (0, self.below)}[self.kind]
+        return isinstance(saved, int) and not isinstance(saved, bool) and least <= saved < below
+
+    @property
+    def expects(self) -> str:
+        """What is right, in words."""
+        return {
+            "fixed": repr(self.value),
+            "text": "a string",
+            "allowable": "an integer of at least 1",
+            "seed": "an integer from 0 to 2**64 - 1",
+            "counter": f"an integer from 0 to {self.below - 1}",
+        }[self.kind]
+
+
+def fixed(value: Scalar) -> Field:
+    """An argument that shapes the stream: a state with another value is refused."""
+    return Field("fixed", value)
+
+
+def allowable(value: int) -> Field:
+    """A positive integer argument that may differ at a load if the caller names it in `allow=`."""
+    return Field("allowable", value)
+
+
+def adopted_seed(value: int) -> Field:
+    """A seed: the state's replaces the pipeline's."""
+    return Field("seed", value)
+
+
+def counter(value: int, below: int | None = None) -> Field:
+    """A part of the position: an integer from 0, and below `below` if that is given."""
+    return Field("counter", value, _MAX_COUNT if below is None else below)
+
+
+def text(value: str) -> Field:
+    """A part of the position that is a string, such as a foreign node's state."""
+    return Field("text", value)
