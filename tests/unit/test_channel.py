@@ -70,7 +70,6 @@ TENSORS = [
 def test_tensors(ends, value):
     found = through(ends, {"x": (value, 1)})["x"][0]
     assert same(found, value.resolve_conj().resolve_neg())
-    assert found.is_contiguous()
     found.fill_(1)  # what arrives is the receiver's own
     assert found.untyped_storage().nbytes() == found.numel() * found.element_size()
 
