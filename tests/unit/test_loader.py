@@ -39,6 +39,7 @@ from stateful_pipes.errors import (
     StateMismatchError,
     StateVersionError,
 )
+from stateful_pipes.fields import fixed
 from stateful_pipes.node import walk
 from tests.streams import DrawingDataset, disturb, drawing_collate, generator_states, same
 
@@ -397,6 +398,10 @@ EDITS = {
     "version true": (lambda state: state.update(version=True), {"version"}),
     "no version": (removing("version"), {"version"}),
     "no nodes": (removing("nodes"), {"nodes", "sampler", "mapper", "batcher"}),
+    "no epoch": (removing("epoch"), {"epoch"}),
+    "epoch true": (lambda state: state.update(epoch=True), {"epoch"}),
+    "epoch negative": (lambda state: state.update(epoch=-1), {"epoch"}),
+    "epoch of another place": (lambda state: state.update(epoch=3), {"epoch"}),
     "nodes a list": (lambda state: state.update(nodes=[]), {"nodes"}),
     "nodes none": (lambda state: state.update(nodes=None), {"nodes"}),
     "no node": (removing("nodes", "mapper"), {"mapper"}),
@@ -461,6 +466,25 @@ def test_a_newer_state_touches_nothing():
     with pytest.raises(StateVersionError):
         loader.load_state_dict({**loader.state_dict(), "version": state_module.VERSION + 1})
     assert same(list(iterator), EXPECTED[0][1:])
+
+
+def test_a_state_that_a_migration_completes(monkeypatch):
+    """What an older version lacks is added by its migration; both doors read the state after that."""
+
+    def to_2(state):
+        return {**state, "version": 2, "epoch": state["nodes"]["sampler"]["epoch"]}
+
+    source = make()
+    run_to(source, (1, 2))
+    old = source.state_dict()
+    del old["epoch"]
+    monkeypatch.setattr(state_module, "VERSION", 2)
+    monkeypatch.setattr(state_module, "MIGRATIONS", {1: to_2})
+    monkeypatch.setattr(state_module, "_ENVELOPE", {**state_module._ENVELOPE, "version": fixed(2)})
+    assert same(epochs(make(checkpoint=old)), rest_of((1, 2)))
+    node = make().pipeline
+    node.reset(old)
+    assert same(list(node), rest_of((1, 2))[0])
 
 
 def test_a_wrong_state_stops_no_worker():
