@@ -525,6 +525,36 @@ def test_a_node_has_one_loader():
     assert len(list(loader)) == 3
 
 
+def test_a_node_that_a_loader_reads_from_takes_no_node_above():
+    source = sampled()
+    loader = StatefulDataLoader(source)
+    iterator = iter(loader)
+    first = next(iterator)
+    with pytest.raises(NodeAttachedError, match="loader"):
+        Doubler(source)
+    assert [first, *iterator] == [0, 1, 2, 3]
+    loader.close()
+    assert list(StatefulDataLoader(Doubler(source))) == [0, 2, 4, 6]
+
+
+@every
+@pytest.mark.parametrize("used", [0, 1, 4])
+def test_a_node_s_state_fits_whoever_moved_it_last(make, used):
+    """Read from by itself first, then by a loader over several epochs."""
+    node = make()
+    for _ in zip(range(used), node, strict=False):
+        pass
+    loader = StatefulDataLoader(node)
+    for _ in range(2):
+        list(loader)
+    next(iter(loader))
+    state = node.state_dict()
+    expected = list(loader)
+    resumed = StatefulDataLoader(make())
+    resumed.load_state_dict(state)
+    assert list(resumed) == expected
+
+
 def test_a_refused_construction_gives_the_node_free():
     """Also while the error is still held: a handler goes back to an older checkpoint."""
     node = pipeline()
