@@ -193,10 +193,22 @@ def test_a_torchdata_sampler_wrapper_over_our_sampler_is_refused():
         StatefulDataLoader(SamplerWrapper(RandomSampler(7, seed=1)))
 
 
-def test_a_generator_as_a_source_is_refused():
-    """It can be read once only, so no state leads back to a position in it, and a second epoch is empty."""
-    with pytest.raises(ResumableModeRequiredError, match="generator"):
-        StatefulDataLoader(IterableWrapper(number for number in range(7)))
+def test_a_generator_as_a_source_is_read_once():
+    """No state leads back to a position in it, so what would have to is refused, and nothing is left out in silence."""
+    loader = StatefulDataLoader(IterableWrapper(number for number in range(7)))
+    iterator = iter(loader)
+    assert take(iterator, 3) == [0, 1, 2]
+    state = loader.state_dict()
+    with pytest.raises(ResumableModeRequiredError, match="iterable_wrapper"):
+        loader.load_state_dict(state)
+    assert list(iterator) == [3, 4, 5, 6]
+
+    fresh = StatefulDataLoader(IterableWrapper(number for number in range(7)))
+    fresh.load_state_dict(state)
+    assert take(iter(fresh), 1) == [3]
+    fresh.close()
+    with pytest.raises(ResumableModeRequiredError, match="iterable_wrapper"):
+        list(fresh)
 
 
 def test_a_node_without_a_state_is_refused():

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import multiprocessing
 import os
+import pickle
 import random
 import select
 import signal
@@ -29,6 +31,7 @@ from stateful_pipes.errors import (
     WorkerDiedError,
     WorkerTimeoutError,
 )
+from stateful_pipes.prefetch import pool
 from tests.integration.pipelines import take, worker_pids
 from tests.streams import DrawingDataset, drawing_collate, generator_states, same
 
@@ -511,6 +514,45 @@ def test_a_second_thread_is_refused_while_the_first_waits():
     os.close(writer)
 
 
+@pytest.mark.parametrize("change", ["load", "set_epoch", "close"])
+def test_a_change_while_a_batch_is_made_is_refused_or_done(change):
+    """From inside a sample here, or from another thread: it must not be undone when the batch is ready."""
+    changed = []
+
+    def change_once(index):
+        if index == 3 and not changed:
+            try:
+                if change == "load":
+                    loader.load_state_dict(start)
+                elif change == "set_epoch":
+                    loader.set_epoch(5)
+                else:
+                    loader.close()
+                changed.append(True)
+            except ConcurrentUseError:
+                changed.append(False)
+        return index
+
+    loader = loader_of(change_once, 6, 0)
+    start = loader.state_dict()
+    iterator = iter(loader)
+    assert take(iterator, 3) == [[0], [1], [2]]
+    if not is_invalidated(iterator):
+        assert changed == [False]
+        assert read_all(loader) == [4, 5]
+    else:
+        assert loader.position == {"load": (0, 0), "set_epoch": (5, 0), "close": (0, 3)}[change]
+        assert read_all(loader) == ([3, 4, 5] if change == "close" else [0, 1, 2, 3, 4, 5])
+
+
+def is_invalidated(iterator):
+    try:
+        next(iterator)
+    except IteratorInvalidError:
+        return True
+    return False
+
+
 @pytest.mark.parametrize("use", ["next", "close", "load", "drop"])
 def test_a_fork_of_the_main_process_leaves_its_workers_alone(use):
     """What the child does with its copy must not take tasks away from the parent."""
@@ -548,6 +590,50 @@ def test_a_fork_of_the_main_process_leaves_its_workers_alone(use):
     os.close(writer)
 
 
+def test_an_interrupt_at_the_worst_moment_is_cleared_by_close():
+    """Right after the stream was taken for one thread, and before it can be given free again."""
+
+    class Interrupted:
+        def __init__(self, lock):
+            self.lock = lock
+
+        def acquire(self, blocking=True):
+            self.lock.acquire(blocking)
+            raise KeyboardInterrupt
+
+    loader = loader_of(lambda index: index, 4)
+    iterator = iter(loader)
+    assert next(iterator) == [0]
+    stream = loader.pipeline.stream
+    lock, stream._lock = stream._lock, Interrupted(stream._lock)
+    with pytest.raises(KeyboardInterrupt):
+        next(iterator)
+    stream._lock = lock
+    loader.close()
+    assert read_all(loader) == [1, 2, 3]
+    loader.close()
+
+
+def test_an_interrupt_while_closing_leaves_no_worker(monkeypatch):
+    """The second Ctrl-C of somebody who waits for the first one's effect."""
+    reader, writer = os.pipe()
+    loader = loader_of(lambda index: os.read(reader, 1) if index else index, 4, workers=2)
+    assert next(iter(loader)) == [0]
+    join = pool._join
+
+    def interrupted(processes):
+        monkeypatch.setattr(pool, "_join", join)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pool, "_join", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        loader.close()
+    loader.close()
+    assert not worker_pids()
+    os.close(reader)
+    os.close(writer)
+
+
 def test_an_interrupt_while_waiting_changes_nothing():
     """Ctrl-C reaches the main process and, from a terminal, its workers too."""
     reader, writer = os.pipe()
@@ -576,6 +662,14 @@ def test_an_interrupt_while_waiting_changes_nothing():
     loader.close()
     os.close(reader)
     os.close(writer)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickle.dumps])
+def test_a_loader_cannot_be_copied(copied):
+    """It says so, and does not make a copy without a stream."""
+    loader = StatefulDataLoader(list(range(4)), batch_size=2)
+    with pytest.raises(TypeError, match="StatefulDataLoader"):
+        copied(loader)
 
 
 # The end of the main process.
