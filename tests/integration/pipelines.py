@@ -30,7 +30,7 @@ def shut(loader: Any) -> None:
         loader.close()
     else:
         # torchdata's Loader holds the node as root, its StatefulDataLoader the dataset over it.
-        as_node(loader.root if hasattr(loader, "root") else loader.dataset.node).shut_down()
+        as_node(loader.root if hasattr(loader, "root") else loader.dataset.node).close()
 
 
 def epochs(loader: Any, count: int) -> list[list[Any]]:
