@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
+import secrets
 from collections.abc import Mapping
 from contextlib import suppress
 from os import PathLike
@@ -61,10 +61,10 @@ def write_atomically(path: str | PathLike[str], data: bytes) -> None:
     A file beside the target is written and synced, then takes its place, and the folder is synced.
     """
     target = Path(path)
-    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    name = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
+    # "x" and not tempfile.mkstemp, whose files are for their owner alone.
     try:
-        with os.fdopen(handle, "wb") as file:
-            os.fchmod(handle, 0o666 & ~_umask())  # mkstemp's files are for their owner alone
+        with open(name, "xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -74,12 +74,6 @@ def write_atomically(path: str | PathLike[str], data: bytes) -> None:
             os.unlink(name)
         raise
     _sync_folder(target.parent)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def _sync_folder(folder: Path) -> None:

@@ -72,7 +72,9 @@ def _compose(node: Node[Any], a: DatasetArguments, seed: int) -> Node[Any]:
     if a.batch_size is None:
         # torch converts each sample; a collate_fn of the caller's takes the place of that.
         plain = a.collate_fn is None or a.collate_fn is default_convert
-        node = SeededMapper(node, a.collate_fn or default_convert, seed=seed, rng=() if plain else a.rng, name="collate")
+        node = SeededMapper(
+            node, a.collate_fn or default_convert, seed=seed, rng=() if plain else GLOBAL_GENERATORS, name="collate"
+        )
     else:
         node = SeededBatcher(node, a.batch_size, drop_last=a.drop_last, collate_fn=a.collate_fn, seed=seed)
     node = ProcessPrefetcher(

@@ -72,14 +72,15 @@ class Node(NodeContract, BaseNode[T_co]):
         """As torchdata's: to a state, or to the start of an epoch (see the class)."""
         self._refuse_parent("reset")
         super().reset(cast("dict[str, Any] | None", initial_state))
+        epoch = None
         if initial_state is not None:
-            self.load(initial_state, _ALLOW.get())
+            epoch = self.load(initial_state, _ALLOW.get())
         elif not self._keep and not self.at_start(self.consumed()):
             self.next_epoch(self.consumed())
             self.stream.arrive(self.mark())
         self._keep = False
         # Saved after the last item of an epoch, and before its end was told: that is still to be told.
-        self._pass_epoch = initial_state["epoch"] if initial_state else self.consumed()[0]
+        self._pass_epoch = self.consumed()[0] if epoch is None else epoch
 
     def next(self) -> T_co:
         """The next item of this epoch."""
@@ -92,9 +93,10 @@ class Node(NodeContract, BaseNode[T_co]):
 
     def get_state(self) -> dict[str, Any]:
         """The state of this node and all below it, after the last item that was consumed."""
-        state = self.state_at(self.consumed())
-        if self._pass_epoch is not None:
-            state["epoch"] = self._pass_epoch
+        mark = self.consumed()
+        state = self.state_at(mark)
+        if self._pass_epoch == mark[0] - 1 and self.at_start(mark):
+            state["epoch"] -= 1  # its end is still to be told
         return cast("dict[str, Any]", state)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -115,13 +117,14 @@ class Node(NodeContract, BaseNode[T_co]):
         """The state of this node and all below it at `mark`."""
         return envelope(mark[0], {node.name: entry for node, entry in self._entries(mark)})
 
-    def load(self, state: Mapping[str, Any], allow: Collection[str] = ()) -> None:
-        """Validates a state, then adopts it and moves the stream there."""
+    def load(self, state: Mapping[str, Any], allow: Collection[str] = ()) -> int:
+        """Validates a state, then adopts it and moves the stream there; returns the epoch that was under way."""
         committed = self.consumed()
-        saved = validate(state, {node.name: entry for node, entry in self._entries(committed)}, allow)
+        valid = validate(state, {node.name: entry for node, entry in self._entries(committed)}, allow)
+        saved, epoch = valid["nodes"], valid["epoch"]
         mark = self._located(saved)
-        if state["epoch"] != mark[0] and not (state["epoch"] == mark[0] - 1 and self.at_start(mark)):
-            wrong = Difference("", "epoch", state["epoch"], mark[0], "the nodes stand in that epoch")
+        if epoch != mark[0] and not (epoch == mark[0] - 1 and self.at_start(mark)):
+            wrong = Difference("", "epoch", epoch, mark[0], "the nodes stand in that epoch")
             raise StateMismatchError(differences=(wrong,))
         token = _ALLOW.set(allow)
         try:
@@ -131,6 +134,7 @@ class Node(NodeContract, BaseNode[T_co]):
         for node in walk(self):
             if node.name in saved:
                 node.adopt(saved[node.name])
+        return epoch
 
     def close(self) -> None:
         """Ends workers and older iterators, and lets another loader have the node; the next goes on from the last item."""
@@ -143,7 +147,7 @@ class Node(NodeContract, BaseNode[T_co]):
         epoch = check_epoch(epoch)
         top = self.top()
         if epoch != top.consumed()[0]:
-            top.stream.move(top, top.start(epoch))
+            top.stream.move(top, top.start(epoch), ends=True)
 
     def consumed(self) -> Mark:
         """This node's mark after the last item that the top of its pipeline handed out."""
@@ -167,9 +171,7 @@ class Node(NodeContract, BaseNode[T_co]):
     def attach_loader(self, loader: object) -> None:
         """Makes this node the top of a loader; NodeAttachedError if it is part of another pipeline that is still open."""
         self._refuse_parent("a loader over it")
-        current = None if self._loader is None else self._loader()
-        if current is not None and current is not loader:
-            raise NodeAttachedError("another loader reads from it", node=self.name, remedy="Close that one first")
+        self._refuse_loader(loader)
         self._loader = weakref.ref(loader)
 
     @property
@@ -192,8 +194,14 @@ class Node(NodeContract, BaseNode[T_co]):
 
     def _attach_to(self, parent: Node[Any]) -> None:
         self._refuse_parent("a second node above it")
+        self._refuse_loader(None)
         self.stream.hand_over(self)
         self._parent = weakref.ref(parent)
+
+    def _refuse_loader(self, besides: object) -> None:
+        loader = None if self._loader is None else self._loader()
+        if loader is not None and loader is not besides:
+            raise NodeAttachedError("another loader reads from it", node=self.name, remedy="Close that one first")
 
     def _refuse_parent(self, what: str) -> None:
         parent = None if self._parent is None else self._parent()

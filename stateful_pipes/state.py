@@ -99,8 +99,8 @@ def _versions() -> dict[str, str]:
     return {"python": platform.python_version(), "numpy": np.__version__, "torch": str(torch.__version__)}
 
 
-def validate(state: object, nodes: Mapping[str, Mapping[str, Field]], allow: Collection[str] = ()) -> dict[str, dict[str, Any]]:
-    """Compares a saved state with a pipeline's entries and returns the saved entries, migrated to this version.
+def validate(state: object, nodes: Mapping[str, Mapping[str, Field]], allow: Collection[str] = ()) -> LoaderState:
+    """Compares a saved state with a pipeline's entries and returns it, migrated to this version.
 
     Nothing is changed; a difference in the versions of Python, NumPy or torch is warned of once in a process.
 
@@ -129,7 +129,7 @@ def validate(state: object, nodes: Mapping[str, Mapping[str, Field]], allow: Col
     if wrong:
         raise StateMismatchError(differences=tuple(wrong))
     _warn_of_versions(versions)
-    return cast("dict[str, dict[str, Any]]", saved)
+    return cast(LoaderState, migrated)
 
 
 def validate_entry(state: object, entry: Mapping[str, Field], name: str) -> dict[str, Any]:

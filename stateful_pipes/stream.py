@@ -78,6 +78,7 @@ class Stream:
         self._ahead: Pulled | None = None
         self._astray = False  # the node no longer stands right behind what is pulled ahead
         self._failure = ""
+        self._ended: set[int] = set()  # generations whose iterators are at their end, not invalid
         self._lock = threading.Lock()
 
     def committed(self, node: Pullable) -> Mark:
@@ -98,6 +99,8 @@ class Stream:
         if not self._lock.acquire(blocking=False):
             raise ConcurrentUseError(remedy="Give each thread a loader of its own, or one thread the loader and a queue")
         try:
+            if generation in self._ended:
+                raise StopIteration
             if generation != self.generation:
                 raise IteratorInvalidError(remedy="Call iter() again")
             self.check()
@@ -154,8 +157,8 @@ class Stream:
                 self._failure, remedy="close() or load_state_dict() lets it go on from the last consumed item"
             )
 
-    def move(self, node: Pullable, mark: Mark) -> None:
-        """Goes to another mark; what was pulled ahead is dropped and older iterators become invalid.
+    def move(self, node: Pullable, mark: Mark, ends: bool = False) -> None:
+        """Goes to another mark; what was pulled ahead is dropped, and older iterators become invalid or, with `ends`, end.
 
         If the node refuses the mark it is led back to the committed one, and nothing has changed.
         """
@@ -166,7 +169,9 @@ class Stream:
             self._ahead, self._astray = None, True
             self._committed = committed
             raise
+        ended = {*self._ended, self.generation} if ends else set()
         self._drop()
+        self._ended = ended
         self._committed = mark
         self._astray = False
 
@@ -190,5 +195,6 @@ class Stream:
 
     def _drop(self) -> None:
         self.generation += 1
+        self._ended = set()
         self._ahead = None
         self._failure = ""

@@ -77,7 +77,7 @@ class SamplerNode(Node[int]):
                 remedy='Use uneven="pad"',
             )
         self._epoch, self._consumed = self.sampler.epoch, self.sampler.consumed
-        self._chunk: tuple[int, int, int, npt.NDArray[np.int64]] = (-1, 0, 0, np.empty(0, np.int64))
+        self._chunk: tuple[int, int, npt.NDArray[np.int64]] = (-1, 0, np.empty(0, np.int64))
         self.sampler.attach(self)
 
     def pull(self, count: int) -> Ticket:
@@ -121,7 +121,7 @@ class SamplerNode(Node[int]):
     def adopt(self, entry: Mapping[str, Any]) -> None:
         if self.sampler.seed is not None:
             self.sampler.seed = entry["seed"]
-        self._chunk = (-1, 0, 0, np.empty(0, np.int64))
+        self._chunk = (-1, 0, np.empty(0, np.int64))
 
     def start(self, epoch: int) -> Mark:
         return (epoch, 0)
@@ -155,11 +155,11 @@ class SamplerNode(Node[int]):
 
     def _indices(self, start: int, count: int) -> npt.NDArray[np.int64]:
         """Indices at `count` of this rank's positions from `start` on, in blocks made ahead."""
-        epoch, first, step, chunk = self._chunk
+        epoch, first, chunk = self._chunk
         offset, misaligned = divmod(start - first, self.world_size)
-        if epoch != self._epoch or step != self.world_size or misaligned or not 0 <= offset <= len(chunk) - count:
+        if epoch != self._epoch or misaligned or not 0 <= offset <= len(chunk) - count:
             chunk, offset = self._make(start, count), 0
-            self._chunk = (self._epoch, start, self.world_size, chunk)
+            self._chunk = (self._epoch, start, chunk)
         return chunk[offset : offset + count]
 
     def _make(self, start: int, count: int) -> npt.NDArray[np.int64]:
