@@ -23,7 +23,7 @@ from stateful_pipes import (
     SequentialSampler,
     StatefulDataLoader,
 )
-from tests.streams import disturb, drawing_collate, same
+from tests.streams import disturb, drawing_collate, generator_states, same
 
 GENERATORS = ("python", "numpy", "torch")
 
@@ -144,8 +144,10 @@ def jitter(sample):
 
 
 DATASET = "dataset"
+OUTER = 2  # inner batches in an outer one
 FOREIGN_BELOW = ("iterable", "parallel", "filter")
-SHAPES = (DATASET, "nodes", "two_mappers", *FOREIGN_BELOW, "filter_over_sampler", "batcher_above", "unbatcher_above")
+OURS = (DATASET, "nodes", "two_mappers", "two_batchers", "prefetcher_in_the_middle")
+SHAPES = (*OURS, *FOREIGN_BELOW, "filter_over_sampler", "batcher_above", "unbatcher_above")
 ORDERS = ("sequential", "random", "user", "infinite", "replacement", "endless")
 ENDLESS = ("infinite", "replacement", "endless")
 
@@ -169,7 +171,11 @@ class Case:
 
     @property
     def is_foreign(self):
-        return self.shape not in (DATASET, "nodes", "two_mappers")
+        return self.shape not in OURS
+
+    @property
+    def samples_a_batch(self):
+        return (self.batch_size or 1) * (OUTER if self.shape == "two_batchers" else 1)
 
 
 @dataclass(frozen=True)
@@ -238,19 +244,25 @@ def _compose(case, engine, seed, dataset):
     node = SeededMapper(source, dataset.__getitem__, seed=seeds[1], rng=case.rng)
     if case.shape == "two_mappers":
         node = SeededMapper(node, jitter, seed=seeds[2], rng=("python",))
-    if case.batch_size is not None and case.shape != "batcher_above":
-        collate = COLLATES["list" if case.shape == "unbatcher_above" else case.collate]
-        node = SeededBatcher(node, case.batch_size, drop_last=case.drop_last, collate_fn=collate, seed=seeds[3])
-    if engine.workers is not None:
-        node = ProcessPrefetcher(
-            node,
-            engine.workers,
-            prefetch_factor=engine.prefetch,
-            multiprocessing_context=engine.method if engine.workers else None,
-        )
+
+    def prefetcher(source):
+        if engine.workers is None:
+            return source
+        method = engine.method if engine.workers else None
+        return ProcessPrefetcher(source, engine.workers, prefetch_factor=engine.prefetch, multiprocessing_context=method)
+
     if case.shape == "batcher_above":
-        return Batcher(node, case.batch_size or 1, drop_last=case.drop_last)
-    return Unbatcher(node) if case.shape == "unbatcher_above" else node
+        return Batcher(prefetcher(node), case.batch_size or 1, drop_last=case.drop_last)
+    if case.shape == "prefetcher_in_the_middle":
+        node = prefetcher(node)
+    if case.batch_size is not None:
+        collate = COLLATES["list" if case.shape in ("unbatcher_above", "two_batchers") else case.collate]
+        node = SeededBatcher(node, case.batch_size, drop_last=case.drop_last, collate_fn=collate, seed=seeds[3])
+        if case.shape == "two_batchers":
+            node = SeededBatcher(node, OUTER, collate_fn=drawing_collate, seed=seeds[3])
+    if case.shape == "prefetcher_in_the_middle":
+        return node
+    return Unbatcher(prefetcher(node)) if case.shape == "unbatcher_above" else prefetcher(node)
 
 
 END = "end of the epoch"
@@ -269,7 +281,9 @@ def play(loader, steps):
     batches = iter(loader)
     for number, step in enumerate(steps):
         disturb()
+        states = generator_states()
         found = next(batches, END)
+        assert states == generator_states()
         assert same(found, step), f"step {number}: {found} instead of {step}"
         if step is END:
             batches = iter(loader)

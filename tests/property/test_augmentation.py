@@ -66,6 +66,8 @@ def test_epochs_differ(length, rng, seed, order):
     first, second, third = samples_of(Case("nodes", length, order, 4, collate="list", rng=rng), INLINE, seed, 3)
     draws = [drawn for _, *drawn in first + second + third]
     assert len(set(map(tuple, draws))) == 3 * length
+    if order == "random" and length > 8:
+        assert len({tuple(index for index, *_ in epoch) for epoch in (first, second, third)}) == 3
 
 
 @pytest.mark.parametrize("rng", [*((name,) for name in GENERATORS), "generator"])
@@ -160,3 +162,10 @@ def test_a_batch_draws_under_its_own_seed():
     assert draws(2) == draws(2)
     assert draws(4)[0] == draws(2)[0]  # the seed is that of the first sample's position
     assert draws(4)[1] == draws(2)[2]
+
+
+@pytest.mark.parametrize("rng", [("python",), "generator", ()])
+def test_an_unbatched_collate_function_is_seeded_whatever_rng_is(rng):
+    """`rng` says how samples are read; a collate_fn of the user's own is always seeded, and is never handed a generator."""
+    case = Case(DATASET, 4, "sequential", None, collate="drawing", rng=rng)
+    play(build(case, INLINE, 5), uninterrupted(case, 5, 1))

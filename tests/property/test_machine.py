@@ -16,8 +16,6 @@ from tests.property.strategies import cases, engines
 from tests.streams import disturb, same
 
 SEED = 2**64 - 3
-# More than a machine reads, where an epoch has no end.
-ENDLESS_BATCHES = 60
 
 LIVE, JUMPED, INVALID = "live", "ended by set_epoch", "invalid"
 
@@ -27,32 +25,40 @@ class Model:
 
     def __init__(self, case):
         self.case = case
-        self.epochs = []
         self.at = (0, 0)
         self._source = build(case, seed=SEED)
+        self._epochs = []
+        self._endless = {}
 
     def epoch(self, number):
-        while len(self.epochs) <= number:
-            if self.case.is_endless:
-                source = build(self.case, seed=SEED)
-                source.set_epoch(len(self.epochs))
-                self.epochs.append(list(islice(source, ENDLESS_BATCHES)))
-            else:
-                self.epochs.append(list(self._source))
-        return self.epochs[number]
+        """All batches of an epoch that has an end."""
+        while len(self._epochs) <= number:
+            self._epochs.append(list(self._source))
+        return self._epochs[number]
 
     def next(self):
         """The next batch; the epoch's last one takes the cursor to the next epoch, as an empty epoch's end does."""
         number, done = self.at
+        if self.case.is_endless:
+            self.at = (number, done + 1)
+            return self._of_endless(number, done)
         batches = self.epoch(number)
-        batch = batches[done] if batches else END
-        last = done + 1 >= len(batches) and not self.case.is_endless
-        self.at = (number + 1, 0) if last else (number, done + 1)
-        return batch
+        self.at = (number, done + 1) if done + 1 < len(batches) else (number + 1, 0)
+        return batches[done] if batches else END
+
+    def _of_endless(self, number, done):
+        if number not in self._endless:
+            source = build(self.case, seed=SEED)
+            source.set_epoch(number)
+            self._endless[number] = (iter(source), [])
+        source, batches = self._endless[number]
+        while len(batches) <= done:
+            batches.append(next(source))
+        return batches[done]
 
     def samples(self):
         """Samples consumed in the current epoch."""
-        return self.at[1] * (self.case.batch_size or 1)
+        return self.at[1] * self.case.samples_a_batch
 
 
 class LoaderMachine(RuleBasedStateMachine):
@@ -215,9 +221,9 @@ class WorkersMachine(LoaderMachine):
 
 
 TestInline = InlineMachine.TestCase
-TestInline.settings = settings(max_examples=settings.default.max_examples // 3, stateful_step_count=40)
+TestInline.settings = settings(max_examples=settings.default.max_examples // 2, stateful_step_count=40)
 TestWorkers = WorkersMachine.TestCase
-TestWorkers.settings = settings(max_examples=settings.default.max_examples // 12, stateful_step_count=25)
+TestWorkers.settings = settings(max_examples=settings.default.max_examples // 8, stateful_step_count=30)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
