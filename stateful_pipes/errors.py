@@ -71,8 +71,10 @@ class StatefulPipesError(Exception):
             parts.append(f": {self.detail}")
         if self.node:
             parts.append(f" [node {self.node}]")
-        if self.expected is not None or self.found is not None:
-            parts.append(f"; expected {self.expected!r}, found {self.found!r}")
+        seen = [("expected", self.expected), ("found", self.found)]
+        shown = [f"{name} {value!r}" for name, value in seen if value is not None]
+        if shown:
+            parts.append(f"; {', '.join(shown)}")
         if self.remedy:
             parts.append(f". {self.remedy}")
         return "".join(parts)

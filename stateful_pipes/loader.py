@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from multiprocessing.context import BaseContext
 from os import PathLike
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, NoReturn, Self, TypeVar
 
 import torch
 from torch.utils.data import Dataset
@@ -226,6 +226,9 @@ class StatefulDataLoader(PipelineView, Generic[T_co]):
         The state stays, and `iter` starts workers anew. Without it, dropping the loader and its iterators ends them too.
         """
         self._root.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"a {type(self).__name__} cannot be copied or pickled; make one there and load the state")
 
     def __enter__(self) -> Self:
         return self

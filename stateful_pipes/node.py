@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, ClassVar, NoReturn, TypeVar, cast
 
 from torchdata.nodes import BaseNode
 
@@ -71,6 +71,7 @@ class Node(NodeContract, BaseNode[T_co]):
     def reset(self, initial_state: Mapping[str, Any] | None = None) -> None:
         """As torchdata's: to a state, or to the start of an epoch (see the class)."""
         self._refuse_parent("reset")
+        self._refuse_loader(None)
         super().reset(cast("dict[str, Any] | None", initial_state))
         epoch = None
         if initial_state is not None:
@@ -220,6 +221,12 @@ class Node(NodeContract, BaseNode[T_co]):
             )
         if cls.run is Node.run:
             raise ResumableModeRequiredError(f"{cls.__name__} does not implement run(ticket)", remedy="See stateful_pipes.Node")
+
+    def __copy__(self) -> NoReturn:
+        raise TypeError("a node cannot be copied; make another one and load the state")
+
+    def __deepcopy__(self, memo: object) -> NoReturn:
+        self.__copy__()
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in self.__dict__.items() if key not in self.MAIN_ONLY}

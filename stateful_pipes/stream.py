@@ -78,7 +78,7 @@ class Stream:
         self._ahead: Pulled | None = None
         self._astray = False  # the node no longer stands right behind what is pulled ahead
         self._failure = ""
-        self._ended: set[int] = set()  # generations whose iterators are at their end, not invalid
+        self._ended_since = 0  # iterators of older generations from this one on are at their end, others invalid
         self._lock = threading.Lock()
 
     def committed(self, node: Pullable) -> Mark:
@@ -96,10 +96,9 @@ class Stream:
             LoaderFailedError: an earlier error is still to be cleared.
             ConcurrentUseError: another thread is in here.
         """
-        if not self._lock.acquire(blocking=False):
-            raise ConcurrentUseError(remedy="Give each thread a loader of its own, or one thread the loader and a queue")
+        lock = self._acquired()
         try:
-            if generation in self._ended:
+            if self._ended_since <= generation < self.generation:
                 raise StopIteration
             if generation != self.generation:
                 raise IteratorInvalidError(remedy="Call iter() again")
@@ -108,7 +107,7 @@ class Stream:
                 raise StopIteration
             return self._take(node)
         finally:
-            self._lock.release()
+            lock.release()
 
     def _take(self, node: Runnable) -> Any:
         generation = self.generation
@@ -133,6 +132,8 @@ class Stream:
                 raise IteratorInvalidError(remedy="Call iter() again") from error
             self._failure = f"{type(error).__name__}: {error}"
             raise
+        if generation != self.generation:  # closed by the sample itself, or by another thread
+            raise IteratorInvalidError(remedy="Call iter() again")
         self._ahead = None if following.is_end else following
         self._committed = following.mark if following.is_end else current.mark
         self._astray = False
@@ -162,18 +163,19 @@ class Stream:
 
         If the node refuses the mark it is led back to the committed one, and nothing has changed.
         """
-        committed = self.committed(node)
+        lock = self._acquired()
         try:
-            node.seek(mark)
-        except BaseException:
-            self._ahead, self._astray = None, True
-            self._committed = committed
-            raise
-        ended = {*self._ended, self.generation} if ends else set()
-        self._drop()
-        self._ended = ended
-        self._committed = mark
-        self._astray = False
+            self._committed = self.committed(node)
+            try:
+                node.seek(mark)
+            except BaseException:
+                self._ahead, self._astray = None, True
+                raise
+            self._drop(ends)
+            self._committed = mark
+            self._astray = False
+        finally:
+            lock.release()
 
     def arrive(self, mark: Mark) -> None:
         """Commits the mark where the node already stands, as after a foreign source was reset."""
@@ -186,6 +188,7 @@ class Stream:
         self.committed(node)
         self._drop()
         self._astray = True
+        self._lock = threading.Lock()  # an interrupt may have left the old one locked
 
     def hand_over(self, node: Pullable) -> None:
         """Puts the node behind the last item that was handed out, for another node that is to pull from it."""
@@ -193,8 +196,15 @@ class Stream:
         self._ahead = None
         self.settle(node)
 
-    def _drop(self) -> None:
+    def _acquired(self) -> threading.Lock:
+        lock = self._lock
+        if not lock.acquire(blocking=False):
+            raise ConcurrentUseError(remedy="Give each thread a loader of its own; after an interrupt, close() sets it free")
+        return lock
+
+    def _drop(self, ends: bool = False) -> None:
         self.generation += 1
-        self._ended = set()
+        if not ends:
+            self._ended_since = self.generation
         self._ahead = None
         self._failure = ""

@@ -73,12 +73,7 @@ class ForeignNode(Node[Any]):
 
     def seek(self, mark: Mark) -> None:
         epoch, position, state = mark
-        if self._started and any(_runs_once(held) for held in _held(self.node, set())):
-            raise ResumableModeRequiredError(
-                "it reads from an iterator, which cannot be started again",
-                node=self.name,
-                remedy="Give IterableWrapper something that iter() starts anew, such as a list or a class with __iter__",
-            )
+        self._refuse_second_start()
         try:
             decoded = decode(state)
             if not isinstance(decoded, dict):  # reset(None) would not fail, but start anew
@@ -99,6 +94,7 @@ class ForeignNode(Node[Any]):
         }
 
     def locate(self, entry: Mapping[str, Any], parts: tuple[Mark, ...]) -> Mark:
+        self._refuse_second_start()
         return (entry["epoch"], entry["position"], entry["state"])
 
     def parts(self, mark: Mark) -> tuple[Mark, ...]:
@@ -122,6 +118,14 @@ class ForeignNode(Node[Any]):
 
     def length(self) -> int | None:
         return len(self.node) if isinstance(self.node, Sized) else None
+
+    def _refuse_second_start(self) -> None:
+        if self._started and any(_runs_once(held) for held in _held(self.node, set())):
+            raise ResumableModeRequiredError(
+                "it reads from an iterator, which cannot be started again",
+                node=self.name,
+                remedy="Give IterableWrapper something that iter() starts anew, such as a list or a class with __iter__",
+            )
 
     @property
     def type_name(self) -> str:

@@ -18,7 +18,7 @@ from stateful_pipes.stream import Mark, Ticket
 
 __all__ = ["SamplerNode"]
 
-# An order costs the same numpy calls for one index as for thousands, so they are made ahead in blocks.
+# An order costs the same numpy calls for one index as for thousands, so they are made ahead in blocks that grow to this.
 _CHUNK = 4096
 
 
@@ -164,7 +164,7 @@ class SamplerNode(Node[int]):
 
     def _make(self, start: int, count: int) -> npt.NDArray[np.int64]:
         step, length = self.world_size, self.sampler.length
-        ahead = max(count, _CHUNK)
+        ahead = max(count, min(_CHUNK, 4 * len(self._chunk[2]) or 64))
         if length is not None:
             ahead = min(ahead, max(0, -(-(length - start) // step)))
         made = self._ask(range(start, start + ahead * step, step))

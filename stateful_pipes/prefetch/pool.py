@@ -199,21 +199,28 @@ class WorkerPool:
 
 def _end(processes: list[BaseProcess], sockets: tuple[socket.socket, ...], pid: int) -> None:
     """Ends workers and channels; in a forked child it only closes the child's own copies of the descriptors."""
-    if os.getpid() == pid:
+    try:
+        if os.getpid() == pid:
+            _end_workers(processes, sockets)
+    finally:
         for end in sockets:
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-        for stop in (None, BaseProcess.terminate, BaseProcess.kill):
-            alive = [process for process in processes if process.is_alive()]
-            if stop is not None:
-                for process in alive:
-                    stop(process)
-            _join(alive)
+            end.close()
+
+
+def _end_workers(processes: list[BaseProcess], sockets: tuple[socket.socket, ...]) -> None:
+    for end in sockets:
+        with suppress(OSError):
+            end.shutdown(socket.SHUT_RDWR)
+    try:
+        _join(processes)
         for process in processes:
+            process.terminate()
+        _join(processes)
+    finally:  # a second Ctrl-C ends the patience, not the ending
+        for process in processes:
+            process.kill()
             process.join()
             process.close()
-    for end in sockets:
-        end.close()
 
 
 def _join(processes: list[BaseProcess]) -> None:

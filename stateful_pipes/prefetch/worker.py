@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
@@ -22,6 +23,7 @@ STARTED = -1
 """The task number of what a worker says of its own start."""
 
 _ASK_MS = 1000
+_MOMENT_S = 0.005
 
 
 class Runner(Protocol):
@@ -70,9 +72,15 @@ def work(job: Job, tasks: socket.socket, results: socket.socket) -> None:
                 task, ticket = receive(tasks, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 continue  # another worker was quicker
-            _deliver(main, results, _run(job, task, ticket))
-    except (EOFError, OSError):
-        return  # the channel is shut down
+            message = _run(job, task, ticket)
+            try:
+                _deliver(main, results, message)
+            except ConnectionError:
+                raise
+            except OSError as error:  # no memory, no descriptor: told for what it is
+                _deliver(main, results, pack(Result(task, job.worker_id, None, capture(error))))
+    except (EOFError, ConnectionError, ProcessLookupError):
+        return  # the channel is shut down, or the main process gone
 
 
 def _deliver(main: _MainProcess, results: socket.socket, message: list[Any]) -> None:
@@ -81,6 +89,11 @@ def _deliver(main: _MainProcess, results: socket.socket, message: list[Any]) -> 
             return send(results, message, socket.MSG_DONTWAIT)
         except BlockingIOError:
             main.wait(results, select.POLLOUT)
+        except OSError as error:
+            # Too many descriptors on their way: the system bounds them for each user.
+            if error.errno != errno.ETOOMANYREFS:
+                raise
+            main.pause()
 
 
 def _prepare(job: Job) -> None:
@@ -112,6 +125,11 @@ class _MainProcess:
             raise EOFError from None
         except OSError:  # an older kernel: ask now and then
             self._descriptor = -1
+
+    def pause(self) -> None:
+        """Waits a moment; EOFError if the main process is gone."""
+        if select.select([self._descriptor] if self._descriptor >= 0 else [], [], [], _MOMENT_S)[0]:
+            raise EOFError
 
     def wait(self, end: socket.socket, event: int) -> None:
         """Returns when the end is ready for select's `event`; EOFError if the main process is gone."""

@@ -103,8 +103,8 @@ def test_every_detail_is_an_attribute_and_is_shown():
 def test_details_are_shown_each_alone():
     head = StatefulPipesError.message
     assert str(StatefulPipesError(node="mapper")) == f"{head} [node mapper]"
-    assert str(StatefulPipesError(found=0)) == f"{head}; expected None, found 0"
-    assert str(StatefulPipesError(expected=False)) == f"{head}; expected False, found None"
+    assert str(StatefulPipesError(found=0)) == f"{head}; found 0"
+    assert str(StatefulPipesError(expected=False)) == f"{head}; expected False"
     assert str(StatefulPipesError(remedy="Do this")) == f"{head}. Do this"
 
 

@@ -591,11 +591,17 @@ def test_a_pickled_node_runs_but_holds_nothing_of_the_main_process():
     node = SeededMapper(Countdown(5), abs, seed=3)
     above = Doubler(node)
     next(above)
-    for copied in (pickle.loads(pickle.dumps(above)), copy.deepcopy(above)):
-        ticket = (0, (1, 3, 1), (0, (1, 3, 1)), 5)
-        assert copied.run(ticket) == above.run(ticket) == [8, 6]
-        for one in walk(copied):
-            assert not set(Node.MAIN_ONLY) & set(vars(one))
+    copied = pickle.loads(pickle.dumps(above))
+    ticket = (0, (1, 3, 1), (0, (1, 3, 1)), 5)
+    assert copied.run(ticket) == above.run(ticket) == [8, 6]
+    for one in walk(copied):
+        assert not set(Node.MAIN_ONLY) & set(vars(one))
+
+
+@pytest.mark.parametrize("copying", [copy.copy, copy.deepcopy])
+def test_a_node_cannot_be_copied(copying):
+    with pytest.raises(TypeError, match="cannot be copied"):
+        copying(SeededMapper(Countdown(5), abs, seed=3))
 
 
 def test_open_and_close_reach_every_sampler():
