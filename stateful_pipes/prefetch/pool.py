@@ -130,7 +130,7 @@ class WorkerPool:
         while True:
             try:
                 task, _ = receive(self._untaken, socket.MSG_DONTWAIT)
-            except (BlockingIOError, EOFError):
+            except (OSError, EOFError):  # none left, or closed
                 break
             self._running.discard(task)
         self._done.clear()
