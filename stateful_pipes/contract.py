@@ -53,7 +53,7 @@ class NodeContract:
 
     def parts(self, mark: Mark) -> tuple[Mark, ...]:
         """The sources' marks within `mark`."""
-        return (mark,)
+        return (mark,) if self.sources else ()
 
     def locate(self, entry: Mapping[str, Any], parts: tuple[Mark, ...]) -> Mark:
         """The mark of a saved entry, given the sources' marks: the inverse of `fields` and `parts`."""
@@ -68,6 +68,8 @@ class NodeContract:
 
     def at_start(self, mark: Mark) -> bool:
         """Whether `mark` is the start of an epoch."""
+        if not self.sources:
+            return mark == self.start(mark[0])
         return all(source.at_start(part) for source, part in zip(self.sources, self.parts(mark), strict=True))
 
     def next_epoch(self, mark: Mark) -> None:
@@ -76,7 +78,7 @@ class NodeContract:
 
     def length(self) -> int | None:
         """Items in a full epoch on this rank; None if that is unknown or endless."""
-        return self._source.length()
+        return self._source.length() if self.sources else None
 
     def global_generators(self) -> frozenset[GlobalGenerator]:
         """The global generators that `run` seeds in the process that calls it."""

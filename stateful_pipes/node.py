@@ -60,6 +60,7 @@ class Node(NodeContract, BaseNode[T_co]):
         self._above: weakref.ref[Node[Any]] | None = None  # the adapter of a foreign node that holds this one
         self._loader: weakref.ref[object] | None = None
         self._pass_epoch: int | None = None  # the epoch that torchdata's next() is in
+        self._closed = False
         self._keep = True  # the next reset(None) leaves the node where it stands
         taken = [node.name for source in sources for node in walk(source)]
         self.name: str = instance_name(name, self.kind or snake_case(type(self).__name__), taken)
@@ -86,6 +87,9 @@ class Node(NodeContract, BaseNode[T_co]):
     def next(self) -> T_co:
         """The next item of this epoch."""
         self._keep = False
+        if self._closed:
+            self.open()
+            self._closed = False
         return cast(T_co, self.stream.take(self, cast(int, self._pass_epoch), self.stream.generation))
 
     def state_dict(self) -> dict[str, Any]:
@@ -107,6 +111,7 @@ class Node(NodeContract, BaseNode[T_co]):
             StateMismatchError: the state does not fit; nothing is changed.
         """
         self._refuse_parent("load_state_dict")
+        self._refuse_loader(None)
         self.load(state_dict)
         super().reset(cast("dict[str, Any]", state_dict))
         self._pass_epoch = self.consumed()[0]
@@ -127,21 +132,27 @@ class Node(NodeContract, BaseNode[T_co]):
         if epoch != mark[0] and not (epoch == mark[0] - 1 and self.at_start(mark)):
             wrong = Difference("", "epoch", epoch, mark[0], "the nodes stand in that epoch")
             raise StateMismatchError(differences=(wrong,))
+        before = self.state_at(committed)["nodes"]
         token = _ALLOW.set(allow)
         try:
+            self._adopt(saved)
             self.stream.move(self, mark)
+            if allow:
+                self.stream.remark(self)
+        except BaseException:
+            self._adopt(before)
+            raise
         finally:
             _ALLOW.reset(token)
-        for node in walk(self):
-            if node.name in saved:
-                node.adopt(saved[node.name])
         return epoch
 
     def close(self) -> None:
         """Ends workers and older iterators, and lets another loader have the node; the next goes on from the last item."""
+        self._refuse_parent("close")
         self._loader = None
         self.stream.close(self)
         self.release()
+        self._closed = True
 
     def set_epoch(self, epoch: int) -> None:
         """Goes to the start of `epoch`, in the whole pipeline that this node is part of; nothing if that is the current one."""
@@ -188,6 +199,11 @@ class Node(NodeContract, BaseNode[T_co]):
         entry = self.fields(mark)
         if entry:
             yield self, {"type": fixed(self.type_name), **entry}
+
+    def _adopt(self, entries: Mapping[str, Mapping[str, Any]]) -> None:
+        for node in walk(self):
+            if node.name in entries:
+                node.adopt(entries[node.name])
 
     def _located(self, saved: Mapping[str, Mapping[str, Any]]) -> Mark:
         parts = tuple(source._located(saved) for source in self.sources)

@@ -6,6 +6,7 @@ decided by the field's kind alone, so validation, errors and diffs are all `diff
 
 from __future__ import annotations
 
+import copy
 import functools
 import platform
 import warnings
@@ -193,6 +194,8 @@ _ENVELOPE: Final[Mapping[str, Field]] = {
 def _migrate(state: Mapping[Any, Any]) -> dict[str, Any]:
     """A shallow copy of the state, brought to this version step by step."""
     migrated = dict(state)
+    if migrated.get("version") != VERSION:
+        migrated = copy.deepcopy(migrated)  # a migration may change it in place
     version = migrated.get("version")
     if type(version) is int and version > VERSION:
         raise StateVersionError(
@@ -227,7 +230,7 @@ def _warn_of_versions(saved: Mapping[str, str]) -> None:
             f"the state was saved with {named}: order and seeds resume exactly, but what your own functions draw "
             "from these libraries under a seed may differ",
             UserWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
 
 

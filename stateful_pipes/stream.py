@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
+import traceback
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 from stateful_pipes.errors import ConcurrentUseError, IteratorInvalidError, LoaderFailedError
 
-__all__ = ["Mark", "Pullable", "Pulled", "Stream", "Ticket", "positions_of", "pull_one"]
+__all__ = ["Mark", "Pullable", "Pulled", "Stream", "Ticket", "kept", "positions_of", "pull_one"]
 
 Mark = tuple[Any, ...]
 """The moving part of a node and its sources: a small plain tuple, epoch first."""
@@ -60,7 +61,17 @@ def pull_one(node: Pullable) -> Pulled:
             ticket = None
         return Pulled(ticket, node.mark())
     except Exception as error:
-        return Pulled(None, (), error)
+        return Pulled(None, (), kept(error))
+
+
+def kept(error: Exception) -> Exception:
+    """The error for later: its traceback as a note, since the frames in it would keep the pipeline and its workers alive."""
+    error.add_note("".join(["when it was pulled ahead:\n", *traceback.format_tb(error.__traceback__)]).rstrip())
+    linked: BaseException | None = error
+    while linked is not None:
+        linked.__traceback__ = None
+        linked = linked.__cause__ or linked.__context__
+    return error
 
 
 class Stream:
@@ -134,8 +145,10 @@ class Stream:
             raise
         if generation != self.generation:  # closed by the sample itself, or by another thread
             raise IteratorInvalidError(remedy="Call iter() again")
-        self._ahead = None if following.is_end else following
-        self._committed = following.mark if following.is_end else current.mark
+        ends = following.is_end
+        # The commit is the second line; an interrupt before it makes the next call take this item again.
+        self._ahead = None if ends else following
+        self._committed = following.mark if ends else current.mark
         self._astray = False
         self.delivered += 1
         return item
@@ -148,6 +161,7 @@ class Stream:
     def settle(self, node: Pullable) -> None:
         """Puts the node right behind the committed item or the one ahead, if an error or a close has led it astray."""
         if self._astray:
+            self._ahead = None  # what an interrupt may have left between two assignments
             node.seek(self.committed(node))
             self._astray = False
 
@@ -166,16 +180,17 @@ class Stream:
         lock = self._acquired()
         try:
             self._committed = self.committed(node)
-            try:
-                node.seek(mark)
-            except BaseException:
-                self._ahead, self._astray = None, True
-                raise
+            self._ahead, self._astray = None, True
+            node.seek(mark)
             self._drop(ends)
             self._committed = mark
             self._astray = False
         finally:
             lock.release()
+
+    def remark(self, node: Pullable) -> None:
+        """Takes the committed mark anew from where the node stands, which has taken over other arguments than the mark's."""
+        self._committed = node.mark()
 
     def arrive(self, mark: Mark) -> None:
         """Commits the mark where the node already stands, as after a foreign source was reset."""
@@ -193,8 +208,10 @@ class Stream:
     def hand_over(self, node: Pullable) -> None:
         """Puts the node behind the last item that was handed out, for another node that is to pull from it."""
         self._astray |= self._ahead is not None
-        self._ahead = None
         self.settle(node)
+        # Should that node be dropped, this one goes on from where it stood.
+        self.committed(node)
+        self._astray = True
 
     def _acquired(self) -> threading.Lock:
         lock = self._lock

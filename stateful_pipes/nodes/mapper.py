@@ -80,16 +80,21 @@ class SeededMapper(Node[T_co]):
         self._purpose = SAMPLE + (sum(isinstance(node, SeededMapper) for node in walk(below)) << 8)
         given = None if seed is None else as_seed(seed)
         super().__init__(below, name=name)
-        self.seed = 0 if not self.rng else draw_seed() if given is None else given
+        self.seed = None if not self.rng else draw_seed() if given is None else given
+
+    @property
+    def dataset(self) -> Any:
+        """What is read from, if `map_fn` is its `__getitem__`."""
+        return getattr(self.map_fn, "__self__", None) if getattr(self.map_fn, "__name__", "") == "__getitem__" else None
 
     def pull(self, count: int) -> Ticket:
         ticket = self._source.pull(count)
-        if not self.rng:
+        if self.seed is None:
             return ticket
         return (ticket[0], ticket[1], ticket, derive(self.seed, self._purpose, ticket[0]))
 
     def run(self, ticket: Ticket) -> list[Any]:
-        if not self.rng:
+        if self.seed is None:
             return self._run_plain(ticket)
         _, _, below, key = ticket
         items = self._source.run(below)
@@ -112,11 +117,10 @@ class SeededMapper(Node[T_co]):
 
     def _run_plain(self, ticket: Ticket) -> list[Any]:
         items = self._source.run(ticket)
-        dataset = getattr(self.map_fn, "__self__", None)
-        get_items = getattr(dataset, "__getitems__", None)
+        get_items = getattr(self.dataset, "__getitems__", None)
         out: list[Any] = []
         try:
-            if get_items is not None and getattr(self.map_fn, "__name__", "") == "__getitem__":
+            if get_items is not None:
                 found = get_items(items)
                 if len(found) != len(items):
                     raise ValueError(f"__getitems__ gave {len(found)} samples for {len(items)} indices")
@@ -133,7 +137,7 @@ class SeededMapper(Node[T_co]):
         return f"in node {self.name!r} at epoch {ticket[0]}, position {positions_of(ticket)[i]}, index {shown}"
 
     def fields(self, mark: Mark) -> dict[str, Field]:
-        if not self.rng:
+        if self.seed is None:
             return {"rng": fixed("")}
         return {"seed": adopted_seed(self.seed), "rng": fixed(self.rng if self.rng == "generator" else ",".join(self.rng))}
 

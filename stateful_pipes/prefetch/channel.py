@@ -7,6 +7,7 @@ that it unpickles are views of that mapping, which lives as long as the last of 
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import pickle
@@ -64,6 +65,8 @@ def receive(end: socket.socket, flags: int = 0) -> Any:
     if packet[:1] == b"I":
         # Copied to its exact size: the tensors that view it keep it alive.
         return _unpack(memoryview(bytearray(memoryview(packet)[1:size])))
+    if not ancillary:
+        raise OSError(errno.EMFILE, "too many open files to take in a batch")
     (fd,) = struct.unpack("i", ancillary[0][2][: struct.calcsize("i")])
     try:
         # Not mmap.mmap, which keeps a descriptor for each mapping.

@@ -17,7 +17,7 @@ from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from stateful_pipes.errors import ConcurrentUseError, WorkerDiedError, WorkerTimeoutError
+from stateful_pipes.errors import ConcurrentUseError, IteratorInvalidError, WorkerDiedError, WorkerTimeoutError
 from stateful_pipes.prefetch.channel import open_channel, pack, receive, send
 from stateful_pipes.prefetch.remote_error import restore
 from stateful_pipes.prefetch.worker import STARTED, Job, Result, Runner, work
@@ -77,7 +77,11 @@ class WorkerPool:
             process = context.Process(  # type: ignore[attr-defined]  # typeshed has it on the concrete contexts only
                 target=work, args=(job, worker_tasks, worker_results), daemon=True, name=f"stateful_pipes worker {worker_id}"
             )
-            process.start()
+            try:
+                process.start()
+            except BaseException:
+                self.close()
+                raise
             self._processes.append(process)
         self._poll = select.poll()
         self._poll.register(self._results, select.POLLIN)
@@ -104,9 +108,12 @@ class WorkerPool:
         Raises:
             WorkerDiedError: a worker ended.
             WorkerTimeoutError: `timeout` seconds have passed; 0 waits for ever.
-            BaseException: what the worker's `run` raised.
+            IteratorInvalidError: there is no such task.
+            Exception: what the worker's `run` raised.
         """
         self._check_process()
+        if task not in self._packed and task not in self._running and task not in self._done:
+            raise IteratorInvalidError(f"task {task} is none of these workers'; they were closed meanwhile")
         deadline = time.monotonic() + timeout if timeout else None
         # Ends well or not at all: an interrupt may lose a message, and a worker that died has lost its task.
         self.is_broken = True

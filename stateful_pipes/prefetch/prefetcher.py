@@ -15,9 +15,10 @@ from torchdata.nodes import BaseNode
 
 from stateful_pipes.node import Node, walk
 from stateful_pipes.nodes.foreign import as_node
+from stateful_pipes.nodes.mapper import SeededMapper
 from stateful_pipes.prefetch.pool import WorkerPool
 from stateful_pipes.rng import GlobalGenerator
-from stateful_pipes.stream import Mark, Pulled, Ticket, positions_of, pull_one
+from stateful_pipes.stream import Mark, Pulled, Ticket, kept, positions_of, pull_one
 
 __all__ = ["ProcessPrefetcher"]
 
@@ -140,15 +141,15 @@ class ProcessPrefetcher(Node[T_co]):
         return frozenset() if self.num_workers else self._source.global_generators()
 
     def release(self) -> None:
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.close()
         self._drop()
-        if self._pool is not None:
-            self._pool.close()
-            self._pool = None
         super().release()
 
     @property
     def prefetched(self) -> int:
-        """Items pulled ahead and not yet handed out."""
+        """Items that workers have or have made and that were not handed out, those that a load dropped included."""
         return 0 if self._pool is None else self._pool.outstanding
 
     def _fill(self, at_least: int = 0) -> None:
@@ -167,7 +168,7 @@ class ProcessPrefetcher(Node[T_co]):
                 try:
                     task = pool.submit(pulled.ticket)
                 except Exception as error:  # a foreign node's item that cannot be pickled; told when its turn comes
-                    pulled = Pulled(None, (), error)
+                    pulled = Pulled(None, (), kept(error))
             self._queue.append(_UnderWay(pulled, task))
 
     def _drop(self) -> None:
@@ -181,16 +182,16 @@ class ProcessPrefetcher(Node[T_co]):
 
     def _started(self) -> WorkerPool:
         if self._pool is None:
-            below = list(walk(self._source))
-            readers: list[Any] = [getattr(node, "map_fn", None) for node in below]
-            datasets = [read.__self__ for read in readers if getattr(read, "__name__", "") == "__getitem__"]
+            below: list[Any] = list(walk(self._source))
+            datasets = [node.dataset for node in below if isinstance(node, SeededMapper) and node.dataset is not None]
+            seeds = [node.seed for node in below if getattr(node, "seed", None) is not None]
             self._pool = WorkerPool(
                 self._source,
                 self.num_workers,
                 self.context,
                 worker_init_fn=self.worker_init_fn,
                 dataset=datasets[0] if datasets else None,
-                seed=next((node.seed for node in below if hasattr(node, "seed")), 0),
+                seed=seeds[0] if seeds else 0,
             )
         return self._pool
 

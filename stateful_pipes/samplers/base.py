@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Sampler
 
-from stateful_pipes.errors import NodeAttachedError, ResumableSamplerGeneratorError
+from stateful_pipes.errors import NodeAttachedError
 from stateful_pipes.fields import Field, Scalar, adopted_seed, counter, fixed
 from stateful_pipes.rng import as_seed, draw_seed
 from stateful_pipes.samplers.order import Order, check_epoch, is_order, length_of
@@ -76,14 +76,13 @@ class ResumableSampler(Sampler[int]):
         """Dataset indices at `positions` of `epoch`, int64 of shape (len(positions),).
 
         Raises:
-            ResumableSamplerGeneratorError: the order's answer has another shape or type.
+            ValueError: the order's answer has another shape or type.
         """
         found = np.asarray(self.order.indices(self.seed or 0, epoch, positions))
         if found.shape != (len(positions),) or (found.size and not np.issubdtype(found.dtype, np.integer)):
-            raise ResumableSamplerGeneratorError(
-                f"{self.name}.indices({positions}) must give one integer a position",
-                expected=(len(positions),),
-                found=(found.shape, str(found.dtype)),
+            raise ValueError(
+                f"{self.name}.indices must give {len(positions)} integers for {positions}, "
+                f"got {found.dtype} of shape {found.shape}"
             )
         return found.astype(np.int64, copy=False)
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+import torchdata.nodes as tn
 from torchdata.nodes import Batcher, Loader, Prefetcher
 
 from stateful_pipes import ProcessPrefetcher, SamplerNode, SeededMapper, SequentialSampler, StatefulDataLoader
@@ -293,3 +294,46 @@ def test_two_loaders_at_once_do_not_touch_each_other():
     assert len(worker_pids()) == 2
     assert same(list(other), epochs(composed(), 2)[1])
     other.close()
+
+
+class FailsAtFour(tn.BaseNode):
+    def reset(self, initial_state=None):
+        super().reset(initial_state)
+        self.count = 0 if initial_state is None else initial_state["count"]
+
+    def next(self):
+        self.count += 1
+        if self.count == 4:
+            raise ValueError("the fourth")
+        return self.count
+
+    def get_state(self):
+        return {"count": self.count}
+
+
+def test_an_error_that_waits_for_its_turn_keeps_no_workers_alive():
+    loader = StatefulDataLoader(ProcessPrefetcher(SeededMapper(FailsAtFour(), float), 1, prefetch_factor=4))
+    assert take(iter(loader), 1) == [1.0]
+    assert worker_pids()
+    del loader
+    assert not worker_pids()
+
+
+def test_the_seed_of_a_worker_is_the_pipelines():
+    """With rng=() its start is the only seeding, so it must not be the same for all pipelines."""
+
+    def seed(loader_seed):
+        loader = StatefulDataLoader(WorkerSeed(), num_workers=1, rng=(), seed=loader_seed)
+        (found,) = next(iter(loader)).tolist()
+        loader.close()
+        return found
+
+    assert seed(1) == seed(1) != seed(2)
+
+
+class WorkerSeed:
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        return torch.utils.data.get_worker_info().seed

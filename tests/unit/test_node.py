@@ -613,3 +613,113 @@ def test_open_and_close_reach_every_sampler():
     node.open()
     with pytest.raises(NodeAttachedError):
         sampler.advance(1)
+
+
+class Squares(Node):
+    """A source that implements just what the contract lists."""
+
+    def __init__(self):
+        self.at = (0, 0)
+        super().__init__()
+
+    def pull(self, count):
+        epoch, position = self.at
+        if position == 4:
+            self.at = (epoch + 1, 0)
+            raise StopIteration
+        stop = min(4, position + count)
+        self.at = (epoch, stop)
+        return (epoch, (position, stop, 1))
+
+    def run(self, ticket):
+        return [position**2 for position in range(*ticket[1])]
+
+    def mark(self):
+        return self.at
+
+    def seek(self, mark):
+        self.at = mark
+
+    def fields(self, mark):
+        return {"epoch": counter(mark[0]), "consumed": counter(mark[1], 4)}
+
+    def locate(self, entry, parts):
+        return (entry["epoch"], entry["consumed"])
+
+    def start(self, epoch):
+        return (epoch, 0)
+
+    def next_epoch(self, mark):
+        self.at = (mark[0] + 1, 0)
+
+
+def test_a_source_of_ones_own():
+    loader = StatefulDataLoader(Squares())
+    assert next(iter(loader)) == 0
+    state = loader.state_dict()
+    loader.restart()
+    assert list(loader) == [0, 1, 4, 9]
+    assert loader.position == (1, 0)
+    loader.load_state_dict(state)
+    assert list(loader) == [1, 4, 9]
+    with pytest.raises(TypeError, match="does not know its length"):
+        len(loader)
+    node = Squares()
+    assert [list(node), node.reset(), list(node)] == [[0, 1, 4, 9], None, [0, 1, 4, 9]]
+
+
+def test_a_node_in_the_middle_cannot_be_closed():
+    """Its workers would be gone, and the nodes above would wait for them."""
+    prefetcher = ProcessPrefetcher(SamplerNode(SequentialSampler(4)), 0)
+    loader = StatefulDataLoader(Doubler(prefetcher))
+    with pytest.raises(NodeAttachedError, match="close"):
+        prefetcher.close()
+    assert list(loader) == [0, 2, 4, 6]
+
+
+def test_a_closed_node_takes_its_sampler_back():
+    sampler = SequentialSampler(5)
+    node = SamplerNode(sampler)
+    next(node)
+    node.close()
+    next(node)
+    assert sampler.consumed == 2
+    with pytest.raises(NodeAttachedError):
+        SamplerNode(sampler)
+
+
+def test_a_node_whose_parent_was_dropped_goes_on_from_where_it_stood():
+    source = SamplerNode(SequentialSampler(8))
+    assert next(source) == 0
+    parent = SeededBatcher(source, 2, collate_fn=list)
+    assert next(parent) == [1, 2]
+    del parent
+    assert source.state_dict()["nodes"]["sampler"]["consumed"] == 1
+    assert list(SeededBatcher(source, 3, collate_fn=list)) == [[1, 2, 3], [4, 5, 6], [7]]
+
+
+def test_a_loader_s_node_is_not_loaded_beside_it():
+    node = SamplerNode(SequentialSampler(4))
+    state = node.state_dict()
+    loader = StatefulDataLoader(node)
+    for move in (lambda: node.load_state_dict(state), node.reset):
+        with pytest.raises(NodeAttachedError):
+            move()
+    assert list(loader) == [0, 1, 2, 3]
+
+
+def test_an_allowed_difference_below_a_foreign_node_is_taken_over():
+    def make(batch_size):
+        batches = SeededBatcher(SamplerNode(SequentialSampler(12)), batch_size, collate_fn=list, seed=0)
+        return StatefulDataLoader(tn.Batcher(batches, 2, drop_last=False))
+
+    saving = make(2)
+    assert next(iter(saving)) == [[0, 1], [2, 3]]
+    loader = make(3)
+    loader.load_state_dict(saving.state_dict(), allow=("batch_size",))
+    state = loader.state_dict()
+    loader.close()
+    assert next(iter(loader)) == [[4, 5, 6], [7, 8, 9]]
+    same_size = make(3)
+    same_size.load_state_dict(state)
+    assert list(same_size) == [[[4, 5, 6], [7, 8, 9]], [[10, 11]]]

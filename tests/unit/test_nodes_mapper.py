@@ -137,7 +137,7 @@ def test_two_mappers_of_one_seed_draw_differently():
 def test_a_plain_map_passes_the_ticket_on():
     node = mapped(map_fn=lambda item: item + 100, rng=())
     assert blocks(node, [3, 5]) == list(range(100, 108))
-    assert node.seed == 0
+    assert node.seed is None
     assert node.state_dict()["nodes"]["mapper"] == {"type": "SeededMapper", "rng": ""}
 
 

@@ -324,3 +324,32 @@ def test_a_run_that_asks_for_the_next_item_itself():
     node.during_run = lambda: stream.take(node, 0, 0)
     with pytest.raises(ConcurrentUseError):
         stream.take(node, 0, 0)
+
+
+def test_an_interrupt_within_the_commit_repeats_no_item():
+    """Between its assignments an item may be ahead that the node no longer stands behind."""
+    node, stream = Counting(), Stream()
+    assert stream.take(node, 0, 0) == (0, 0)
+    stream._astray = True
+    assert rest(stream, node) == [(0, 1), (0, 2)]
+
+
+def test_an_interrupt_within_a_move_leaves_the_stream_where_it_was(monkeypatch):
+    node, stream = Counting(), Stream()
+    assert stream.take(node, 0, 0) == (0, 0)
+
+    def interrupted(ends):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(stream, "_drop", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            stream.move(node, (7, 0))
+    assert rest(stream, node) == [(0, 1), (0, 2)]
+
+
+def test_an_error_that_waits_for_its_turn_holds_no_frame():
+    node = Counting(faults={("pull", 0, 0): OSError("disk")})
+    error = pull_one(node).error
+    assert error.__traceback__ is None
+    assert "in pull" in error.__notes__[0]
