@@ -13,6 +13,7 @@ The house, each room importing only from those above it:
 
 from stateful_pipes.dataset import as_dataset
 from stateful_pipes.errors import StatefulPipesError, get_error_message
+from stateful_pipes.fields import Field
 from stateful_pipes.loader import StatefulDataLoader
 from stateful_pipes.node import Node
 from stateful_pipes.nodes.batcher import SeededBatcher
@@ -22,12 +23,14 @@ from stateful_pipes.nodes.sampler import SamplerNode
 from stateful_pipes.prefetch.prefetcher import ProcessPrefetcher
 from stateful_pipes.samplers import InfiniteRandomSampler, Order, OrderSampler, RandomSampler, SequentialSampler
 from stateful_pipes.state import LIBRARY_VERSION, LoaderState, SamplerState
-from stateful_pipes.stream import positions_of
+from stateful_pipes.stream import Mark, Ticket, positions_of
 from stateful_pipes.view import Position
 
 __all__ = [
+    "Field",
     "InfiniteRandomSampler",
     "LoaderState",
+    "Mark",
     "Node",
     "Order",
     "OrderSampler",
@@ -41,6 +44,7 @@ __all__ = [
     "SequentialSampler",
     "StatefulDataLoader",
     "StatefulPipesError",
+    "Ticket",
     "as_dataset",
     "as_node",
     "get_error_message",

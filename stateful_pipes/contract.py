@@ -15,18 +15,7 @@ __all__ = ["NodeContract"]
 class NodeContract:
     """The contract of a node; by default everything passes through to the one source.
 
-    A node above one source has to implement `run`, and `fields` if it has arguments that shape its stream; all else
-    passes through to the source. A node that is a source itself, or has several, implements `pull`, `run`, `mark`,
-    `seek`, `fields`, `locate`, `start` and `next_epoch`.
-
-    * `pull(count)` runs in the main process only and is cheap: it advances the cursor by up to `count` items (fewer only
-      at the end of an epoch) and returns a ticket. StopIteration ends the epoch; the cursor then stands at the start
-      of the next one.
-    * `run(ticket)` may be slow, runs in any process, touches no cursor, and gives the same items however often it is asked.
-    * `mark()` and `seek(mark)` are the cursor: a small plain tuple, epoch first.
-
-    A ticket is a plain tuple (epoch, positions, ...) of tuples, ints and bytes. `positions` are those of its items, as the
-    arguments of a `range`, or as the bytes of int64 numbers; read them with `positions_of`.
+    `stateful_pipes.Node` says in words what one implements.
     """
 
     sources: Sequence[NodeContract]

@@ -27,22 +27,22 @@ class DatasetArguments(NamedTuple):
     """What the dataset door was given; see `StatefulDataLoader`."""
 
     dataset: Any
-    batch_size: int | None
-    shuffle: bool | None
-    sampler: Any
-    num_workers: int
-    collate_fn: Callable[[list[Any]], Any] | None
-    pin_memory: bool
-    drop_last: bool
-    timeout: float
-    worker_init_fn: Callable[[int], None] | None
-    multiprocessing_context: str | BaseContext | None
-    generator: torch.Generator | None
-    prefetch_factor: int | None
-    persistent_workers: bool
-    pin_memory_device: str
-    seed: int | None
-    rng: Rng
+    batch_size: int | None = 1
+    shuffle: bool | None = None
+    sampler: Any = None
+    num_workers: int = 0
+    collate_fn: Callable[[list[Any]], Any] | None = None
+    pin_memory: bool = False
+    drop_last: bool = False
+    timeout: float = 0
+    worker_init_fn: Callable[[int], None] | None = None
+    multiprocessing_context: str | BaseContext | None = None
+    generator: torch.Generator | None = None
+    prefetch_factor: int | None = None
+    persistent_workers: bool = False
+    pin_memory_device: str = ""
+    seed: int | None = None
+    rng: Rng = GLOBAL_GENERATORS
 
 
 def build(a: DatasetArguments) -> Node[Any]:
@@ -139,9 +139,7 @@ def _pins(a: DatasetArguments) -> bool:
 
 def refuse_arguments(given: DatasetArguments, batch_sampler: object, in_order: bool) -> None:
     """With a node there is nothing left that torch's parameters could mean."""
-    plain = DatasetArguments(
-        given.dataset, 1, None, None, 0, None, False, False, 0, None, None, None, None, False, "", None, GLOBAL_GENERATORS
-    )
+    plain = DatasetArguments(given.dataset)
     named = [name for name, one, other in zip(given._fields, given, plain, strict=True) if one is not other and one != other]
     named += ["batch_sampler"] * (batch_sampler is not None) + ["in_order"] * (not in_order)
     if named:

@@ -156,7 +156,7 @@ class IteratorInvalidError(StatefulPipesError):
 
 
 class LoaderFailedError(StatefulPipesError):
-    """An earlier error stopped the stream; it goes on from the last consumed batch after `close()` or a load."""
+    """An earlier error stopped the stream; it goes on from the last consumed batch after `close`, a load or a move."""
 
     code = 308
     message = "The stream stopped at an earlier error"

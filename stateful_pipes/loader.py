@@ -67,6 +67,9 @@ class StatefulDataLoader(PipelineView, Generic[T_co]):
     Raises:
         ResumableModeRequiredError: a part whose position cannot be resumed; the error says what to use instead.
         ResumableBatchConfigurationError: no batch is possible.
+        NodeAttachedError: the sampler or node belongs to another loader that is still open.
+        StateMismatchError, StateVersionError: `checkpoint` does not fit.
+        CheckpointFileError, FileNotFoundError: it is not a whole checkpoint, or not there.
 
     >>> loader = StatefulDataLoader(list(range(6)), batch_size=2, shuffle=True, seed=0)
     >>> first = next(iter(loader))
@@ -103,23 +106,23 @@ class StatefulDataLoader(PipelineView, Generic[T_co]):
         checkpoint: bytes | str | PathLike[str] | Mapping[str, Any] | None = None,
     ) -> None:
         arguments = DatasetArguments(
-            dataset,
-            batch_size,
-            shuffle,
-            sampler,
-            num_workers,
-            collate_fn,
-            pin_memory,
-            drop_last,
-            timeout,
-            worker_init_fn,
-            multiprocessing_context,
-            generator,
-            prefetch_factor,
-            persistent_workers,
-            pin_memory_device,
-            seed,
-            rng,
+            dataset=dataset,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            sampler=sampler,
+            num_workers=num_workers,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+            drop_last=drop_last,
+            timeout=timeout,
+            worker_init_fn=worker_init_fn,
+            multiprocessing_context=multiprocessing_context,
+            generator=generator,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+            pin_memory_device=pin_memory_device,
+            seed=seed,
+            rng=rng,
         )
         self._arguments: DatasetArguments | None = None
         self._root: Node[Any]
@@ -168,14 +171,18 @@ class StatefulDataLoader(PipelineView, Generic[T_co]):
         """The position after the last batch handed out, as a fresh plain mapping.
 
         Starts no process and draws no random number; a foreign node's own `state_dict` may reset that node.
+
+        Raises:
+            StateEncodingError: a foreign node's state holds something that JSON cannot.
         """
         return self._root.state_at(self._root.consumed())
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *, allow: Collection[str] = ()) -> None:
-        """Goes to a saved position; worker processes live on, older iterators become invalid. `{}` does nothing.
+        """Goes to a saved position; worker processes live on, older iterators become invalid.
 
         Args:
             state_dict: What `state_dict()` returned, of a pipeline with the same nodes and arguments. Seeds are taken from it.
+                An empty mapping does nothing, as with torchdata's loader: training frameworks load one when they start afresh.
             allow: Arguments that may differ from the state's: "batch_size", "world_size".
 
         Raises:
@@ -246,6 +253,17 @@ class LoaderIterator(Iterator[T_co]):
         self._generation = root.stream.generation
 
     def __next__(self) -> T_co:
+        """The next batch, whose position is recorded as consumed.
+
+        Raises:
+            StopIteration: the epoch is over.
+            Exception: whatever reading, mapping or collating raised, with a note that says where; the stream then stops with
+                LoaderFailedError until `close`, a load, `restart` or another epoch clears it.
+            WorkerDiedError, WorkerTimeoutError: a worker ended, or gave nothing in time.
+            IteratorInvalidError: the loader was loaded, restarted or closed since.
+            ConcurrentUseError: another thread is in here.
+            GlobalGeneratorThreadError: seeded reading without workers, on a thread that is not the main one.
+        """
         item: T_co = self._root.stream.take(self._root, self._epoch, self._generation)
         return item
 

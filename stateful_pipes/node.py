@@ -30,7 +30,22 @@ _BASE_NODE_DOOR = ("__next__", "next", "reset", "get_state", "state_dict", "load
 
 
 class Node(NodeContract, BaseNode[T_co]):
-    """Base of this library's nodes, and of your own: see `NodeContract` for what one implements.
+    """Base of this library's nodes, and of your own.
+
+    A node above one source has to implement `run`, and `fields` if it has arguments that shape its stream; all else
+    passes through to the source. A node that is a source itself, or has several, implements `pull`, `run`, `mark`,
+    `seek`, `fields`, `locate`, `start` and `next_epoch`.
+
+    * `pull(count)` runs in the main process only and is cheap: it advances the cursor by up to `count` items (fewer only
+      at the end of an epoch) and returns a ticket. StopIteration ends the epoch; the cursor then stands at the start
+      of the next one.
+    * `run(ticket)` may be slow, runs in any process, touches no cursor, and gives the same items however often it is asked.
+    * `mark()` and `seek(mark)` are the cursor: a small plain tuple, epoch first, then the items consumed in it.
+    * `fields(mark)` is the node's entry in the state, made with `stateful_pipes.fields` (`fixed` arguments, `adopted_seed`,
+      `counter`); `locate(entry, parts)` leads back from an entry to the mark.
+
+    A ticket is a plain tuple (epoch, positions, ...) of tuples, ints and bytes. `positions` are those of its items, as the
+    arguments of a `range`, or as the bytes of int64 numbers; read them with `positions_of`.
 
     Used on its own, or under torchdata's nodes and `Loader`, a node is a torchdata node like any other: `reset(None)` at
     the start of an epoch does nothing, elsewhere it goes to the next epoch; `load_state_dict` makes the next

@@ -23,8 +23,10 @@ ROOT = Path(stateful_pipes.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 
 PUBLIC = [
+    "Field",
     "InfiniteRandomSampler",
     "LoaderState",
+    "Mark",
     "Node",
     "Order",
     "OrderSampler",
@@ -38,6 +40,7 @@ PUBLIC = [
     "SequentialSampler",
     "StatefulDataLoader",
     "StatefulPipesError",
+    "Ticket",
     "as_dataset",
     "as_node",
     "get_error_message",
