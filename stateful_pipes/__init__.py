@@ -2,7 +2,8 @@
 
 The house, each room importing only from those above it:
 
-    errors  fields  encoding  naming  rng          ground
+    errors  integers  naming                       ground
+    fields  encoding  rng
     state  permutation
     samplers/                                      orders: pure functions of (seed, epoch, position)
     stream  contract  node  nodes/                 the cursor half and the pure half of a pipeline

@@ -7,18 +7,18 @@ of variant 13 by David Stafford): `h = mix(seed + G)`, then `h = mix((h ^ word) 
 
 from __future__ import annotations
 
-import operator
 import random
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Final, Literal, cast
+from typing import Final, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from stateful_pipes.errors import GlobalGeneratorThreadError
+from stateful_pipes.integers import as_integer
 
 __all__ = [
     "GLOBAL_GENERATORS",
@@ -91,12 +91,7 @@ def as_seed(seed: object) -> int:
         TypeError: not an integer.
         ValueError: not in 0 .. 2**64 - 1.
     """
-    if isinstance(seed, bool) or not hasattr(seed, "__index__"):
-        raise TypeError(f"seed must be an integer, got {seed!r}")
-    value = operator.index(cast(Any, seed))
-    if not 0 <= value <= _MASK:
-        raise ValueError(f"seed must be from 0 to 2**64 - 1, got {value}")
-    return value
+    return as_integer("seed", seed, 0, _MASK, "2**64 - 1")
 
 
 def draw_seed(generator: torch.Generator | None = None) -> int:

@@ -10,6 +10,7 @@ from torch.utils.data import BatchSampler
 from stateful_pipes.door import DatasetArguments, collate_of
 from stateful_pipes.node import Node, walk
 from stateful_pipes.nodes.batcher import SeededBatcher
+from stateful_pipes.nodes.foreign import walk_all
 from stateful_pipes.nodes.sampler import SamplerNode
 from stateful_pipes.prefetch.prefetcher import ProcessPrefetcher
 from stateful_pipes.samplers import ResumableSampler
@@ -38,7 +39,7 @@ class PipelineView:
 
     def stats(self) -> dict[str, int]:
         """Batches delivered so far by this object, batches prefetched, and worker processes."""
-        prefetchers = [node for node in walk(self._root) if isinstance(node, ProcessPrefetcher)]
+        prefetchers = [node for node in walk_all(self._root) if isinstance(node, ProcessPrefetcher)]
         return {
             "delivered": self._root.stream.delivered,
             "prefetched": sum(node.prefetched for node in prefetchers),
@@ -72,7 +73,7 @@ class PipelineView:
     @property
     def sampler(self) -> ResumableSampler | None:
         """The sampler at the source, if there is just one."""
-        found = [node.sampler for node in walk(self._root) if isinstance(node, SamplerNode)]
+        found = [node.sampler for node in walk_all(self._root) if isinstance(node, SamplerNode)]
         return found[0] if len(found) == 1 else None
 
     @property
@@ -104,9 +105,9 @@ class PipelineView:
     @property
     def num_workers(self) -> int:
         """Worker processes."""
-        return sum(node.num_workers for node in walk(self._root) if isinstance(node, ProcessPrefetcher))
+        return sum(node.num_workers for node in walk_all(self._root) if isinstance(node, ProcessPrefetcher))
 
     @property
     def _batcher(self) -> SeededBatcher[Any] | None:
-        found = [node for node in walk(self._root) if isinstance(node, SeededBatcher)]
+        found = [node for node in walk_all(self._root) if isinstance(node, SeededBatcher)]
         return found[-1] if found else None

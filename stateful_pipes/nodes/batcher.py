@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from array import array
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -12,8 +11,9 @@ from torchdata.nodes import BaseNode
 
 from stateful_pipes.errors import ResumableBatchConfigurationError
 from stateful_pipes.fields import Field, adopted_seed, allowable, fixed
-from stateful_pipes.node import Node, walk
-from stateful_pipes.nodes.foreign import as_node
+from stateful_pipes.integers import as_integer
+from stateful_pipes.node import Node
+from stateful_pipes.nodes.foreign import as_node, walk_all
 from stateful_pipes.nodes.user_error import raise_noted
 from stateful_pipes.rng import COLLATE, GLOBAL_GENERATORS, GlobalGenerator, as_seed, derive, derive_each, draw_seed, seeder
 from stateful_pipes.stream import Mark, Ticket, positions_of
@@ -59,18 +59,14 @@ class SeededBatcher(Node[T_co]):
         seed: int | None = None,
         name: str | None = None,
     ) -> None:
-        if isinstance(batch_size, bool) or not hasattr(batch_size, "__index__"):
-            raise TypeError(f"batch_size must be an integer, got {batch_size!r}")
-        if operator.index(batch_size) < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         if collate_fn is not None and not callable(collate_fn):
             raise TypeError(f"collate_fn must be callable, got {collate_fn!r}")
-        self.batch_size = operator.index(batch_size)
+        self.batch_size = as_integer("batch_size", batch_size, 1)
         self.drop_last = bool(drop_last)
         self.collate_fn: Callable[[list[Any]], Any] = default_collate if collate_fn is None else collate_fn
         self._seeds_collate = self.collate_fn is not default_collate
         below = as_node(source)
-        self._purpose = COLLATE + (sum(isinstance(node, SeededBatcher) for node in walk(below)) << 8)
+        self._purpose = COLLATE + (sum(isinstance(node, SeededBatcher) for node in walk_all(below)) << 8)
         samples = below.length()
         if self.drop_last and samples is not None and samples < self.batch_size:
             raise ResumableBatchConfigurationError(

@@ -12,11 +12,11 @@ from stateful_pipes.encoding import decode, encode
 from stateful_pipes.errors import ResumableModeRequiredError, StatefulPipesError, StateMismatchError
 from stateful_pipes.fields import Field, counter, text
 from stateful_pipes.naming import snake_case
-from stateful_pipes.node import Node
+from stateful_pipes.node import Node, walk
 from stateful_pipes.samplers import ResumableSampler
 from stateful_pipes.stream import Mark, Ticket
 
-__all__ = ["ForeignNode", "as_node"]
+__all__ = ["ForeignNode", "as_node", "walk_all"]
 
 
 class ForeignNode(Node[Any]):
@@ -181,6 +181,15 @@ def _held(value: object, seen: set[int]) -> Iterator[BaseNode[Any]]:
     elif isinstance(value, (list, tuple)):
         for one in value:
             yield from _held(one, seen)
+
+
+def walk_all(node: Node[Any]) -> Iterator[Node[Any]]:
+    """As `walk`, and what foreign nodes hold as well."""
+    for one in walk(node):
+        if isinstance(one, ForeignNode):
+            for inner in one.inner():
+                yield from walk_all(inner)
+        yield one
 
 
 def as_node(source: object) -> Node[Any]:

@@ -9,8 +9,8 @@ import numpy as np
 from torchdata.nodes import BaseNode
 
 from stateful_pipes.fields import Field, adopted_seed, fixed
-from stateful_pipes.node import Node, walk
-from stateful_pipes.nodes.foreign import as_node
+from stateful_pipes.node import Node
+from stateful_pipes.nodes.foreign import as_node, walk_all
 from stateful_pipes.nodes.user_error import raise_noted
 from stateful_pipes.rng import (
     GLOBAL_GENERATORS,
@@ -77,7 +77,7 @@ class SeededMapper(Node[T_co]):
         self.rng = check_rng(rng)
         below = as_node(source)
         # Two mappers given the same seed must not draw the same numbers.
-        self._purpose = SAMPLE + (sum(isinstance(node, SeededMapper) for node in walk(below)) << 8)
+        self._purpose = SAMPLE + (sum(isinstance(node, SeededMapper) for node in walk_all(below)) << 8)
         given = None if seed is None else as_seed(seed)
         super().__init__(below, name=name)
         self.seed = None if not self.rng else draw_seed() if given is None else given

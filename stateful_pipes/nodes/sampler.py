@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -12,6 +11,7 @@ import torch.distributed as dist
 
 from stateful_pipes.errors import ResumableBatchConfigurationError
 from stateful_pipes.fields import Field, allowable, counter, fixed
+from stateful_pipes.integers import as_integer
 from stateful_pipes.node import Node
 from stateful_pipes.samplers import Order, ResumableSampler, as_resumable
 from stateful_pipes.stream import Mark, Ticket
@@ -187,9 +187,5 @@ def _ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
     if rank is None or world_size is None:
         up = dist.is_available() and dist.is_initialized()
         return (dist.get_rank(), dist.get_world_size()) if up else (0, 1)
-    rank, world_size = operator.index(rank), operator.index(world_size)
-    if world_size < 1:
-        raise ValueError(f"world_size must be at least 1, got {world_size}")
-    if not 0 <= rank < world_size:
-        raise ValueError(f"rank must be from 0 to world_size - 1 = {world_size - 1}, got {rank}")
-    return rank, world_size
+    world_size = as_integer("world_size", world_size, 1)
+    return as_integer("rank", rank, 0, world_size - 1, f"world_size - 1 = {world_size - 1}"), world_size

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import multiprocessing
-import operator
 from array import array
 from collections import deque
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from torchdata.nodes import BaseNode
 
+from stateful_pipes.integers import as_integer
 from stateful_pipes.node import Node, walk
 from stateful_pipes.nodes.foreign import as_node
 from stateful_pipes.nodes.mapper import SeededMapper
@@ -73,8 +73,8 @@ class ProcessPrefetcher(Node[T_co]):
         timeout: float = 0,
         name: str | None = None,
     ) -> None:
-        self.num_workers = _count("num_workers", num_workers, 0)
-        self.prefetch_factor = _count("prefetch_factor", prefetch_factor, 1)
+        self.num_workers = as_integer("num_workers", num_workers, 0)
+        self.prefetch_factor = as_integer("prefetch_factor", prefetch_factor, 1)
         self.context = _context(multiprocessing_context)
         if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
             raise TypeError(f"timeout must be a number of seconds, got {timeout!r}")
@@ -194,14 +194,6 @@ class ProcessPrefetcher(Node[T_co]):
                 seed=seeds[0] if seeds else 0,
             )
         return self._pool
-
-
-def _count(name: str, value: int, least: int) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name} must be an integer, got {value!r}")
-    if operator.index(value) < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}")
-    return operator.index(value)
 
 
 def _context(context: str | BaseContext | None) -> BaseContext:

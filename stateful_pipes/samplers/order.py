@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from stateful_pipes.errors import ResumableBatchConfigurationError
+from stateful_pipes.integers import as_integer
 from stateful_pipes.permutation import MAX_LENGTH
 
 __all__ = ["Order", "SizedOrLength", "check_epoch", "is_order", "length_of"]
@@ -54,12 +55,7 @@ def is_order(value: object) -> bool:
 
 def check_epoch(epoch: object) -> int:
     """The epoch as an `int`, refused with ValueError or TypeError where it is none."""
-    if isinstance(epoch, bool) or not hasattr(epoch, "__index__"):
-        raise TypeError(f"epoch must be an integer, got {epoch!r}")
-    value = operator.index(cast(Any, epoch))
-    if not 0 <= value < 2**63 - 1:
-        raise ValueError(f"epoch must be from 0 to 2**63 - 2, got {value}")
-    return value
+    return as_integer("epoch", epoch, 0, 2**63 - 2, "2**63 - 2")
 
 
 def length_of(data_source: SizedOrLength) -> int:

@@ -49,8 +49,8 @@ PUBLIC = [
 
 # The house: each room imports only from those before it; rooms of one storey may know each other in the order given.
 STOREYS = [
-    ["errors"],
-    ["fields", "encoding", "naming", "rng"],
+    ["errors", "integers", "naming"],
+    ["fields", "encoding", "rng"],
     ["state"],
     ["permutation"],
     ["samplers"],
