@@ -179,6 +179,8 @@ class WorkerPool:
         ready = {fd for fd, _ in self._poll.poll(left)}
         if not ready:
             raise WorkerTimeoutError(f"task {task} is still under way", remedy="Raise timeout, or look at what the workers do")
+        if not self._finalizer.alive:
+            raise IteratorInvalidError("the workers were closed by another thread")
         if self._results.fileno() in ready:
             return
         for worker_id, process in enumerate(self._processes):
@@ -227,7 +229,8 @@ def _end_workers(processes: list[BaseProcess], sockets: tuple[socket.socket, ...
         for process in processes:
             process.kill()
             process.join()
-            process.close()
+            with suppress(ValueError):  # "still running": a thread that waits for a result is about to reap it
+                process.close()
 
 
 def _join(processes: list[BaseProcess]) -> None:

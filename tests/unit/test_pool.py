@@ -298,3 +298,13 @@ def test_a_worker_that_cannot_be_started_by_spawn_is_refused_at_once(make):
         make(2, Local(), method="spawn")
     gc.collect()
     assert children() == []
+
+
+def test_closing_while_another_thread_reaps_a_worker(make):
+    """A thread that waits for a result sees the worker end, too; whoever comes second is told that there is no such child."""
+    pool = make(1)
+    (process,) = pool._processes
+    os.kill(process.pid, signal.SIGKILL)
+    os.waitpid(process.pid, 0)
+    pool.close()
+    multiprocessing.process._children.discard(process)  # which can no longer find out by itself
