@@ -1,8 +1,9 @@
 """Python objects over a SEQPACKET socket: one atomic packet each, so that any number of processes may share an end.
 
-A packet holds a pickle (protocol 5) and its out-of-band buffers. A large one goes into an anonymous memory file instead
-(memfd: nothing in /dev/shm), of which the packet carries the descriptor; the receiver maps it, and the tensors and arrays
-that it unpickles are views of that mapping, which lives as long as the last of them.
+A message is a body and large buffers. The body is a pickle (protocol 5) with its small buffers and a directory that gives
+each buffer's address: in the body, in the task's slot, or beyond the slot's end, in an anonymous memory file whose descriptor
+the packet carries. What is small travels in the packet, so that a kept label holds no slot; what is large is viewed where it
+lies, by the receiver's tensors and arrays, and lives as long as the last of them.
 """
 
 from __future__ import annotations
@@ -14,17 +15,35 @@ import pickle
 import socket
 import struct
 from array import array
-from typing import Any, cast
+from collections.abc import Iterable
+from typing import Any, NamedTuple, cast
 
 import torch
 
-__all__ = ["open_channel", "pack", "receive", "send"]
+from stateful_pipes.prefetch.slots import SLOT_BYTES, SMALL_BYTES, Arena, Slot, map_file
+
+__all__ = ["Message", "open_channel", "pack", "receive", "send"]
 
 # Larger packets would fill the socket's buffer, and a worker would have to wait for the main process.
-_INLINE = 16 * 1024
+_PACKET = 16 * 1024
+# A mapping costs more than it saves below this, and their number is bounded (vm.max_map_count).
+_MAPPED = 1024 * 1024
 _ALIGN = 64
+_HERE = -1
+_NOTHING = memoryview(b"")
 _IOV_MAX = 1024
+# Plain integers: the enumeration's own arithmetic takes microseconds.
+_CLOSE_ON_EXEC = int(socket.MSG_CMSG_CLOEXEC)
+_HEAD = struct.Struct("<qqq")  # number of the slot, address and size of the body
 _FD_SPACE = socket.CMSG_SPACE(struct.calcsize("i"))
+
+
+class Message(NamedTuple):
+    """What `pack` makes and `send` sends."""
+
+    head: bytes
+    body: bytes
+    spilled: list[Any]
 
 
 def open_channel() -> tuple[socket.socket, socket.socket]:
@@ -32,100 +51,164 @@ def open_channel() -> tuple[socket.socket, socket.socket]:
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
-def send(end: socket.socket, segments: list[Any], flags: int = 0) -> None:
+def send(end: socket.socket, message: Message, flags: int = 0) -> None:
     """Sends what `pack` made.
 
     Raises:
         BlockingIOError: with MSG_DONTWAIT, the buffer is full.
         OSError: the other end is gone.
     """
-    if sum(memoryview(segment).nbytes for segment in segments) <= _INLINE:
-        end.sendmsg([b"I", *segments], (), flags)
+    head, body, spilled = message
+    if not spilled:
+        end.sendmsg((head, body), (), flags)
         return
-    fd = os.memfd_create("stateful_pipes")
+    descriptor = os.memfd_create("stateful_pipes")
     try:
-        _write(fd, segments)
-        end.sendmsg([b"F"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [fd]))], flags)
+        _write(descriptor, spilled)
+        end.sendmsg((head, body), [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [descriptor]))], flags)
     finally:
-        os.close(fd)
+        os.close(descriptor)
 
 
-def receive(end: socket.socket, flags: int = 0) -> Any:
-    """The next object.
+def receive(end: socket.socket, flags: int = 0, arena: Arena | None = None) -> Any:
+    """The next object. Its slot in `arena`, if it has one, is free again when the last view of it is gone.
 
     Raises:
         EOFError: the other end is gone.
         BlockingIOError: with MSG_DONTWAIT, there is none yet.
     """
-    # With room for the segments' headers and padding of the largest inline packet.
-    packet = bytearray(_INLINE + 1)
-    size, ancillary, _, _ = end.recvmsg_into([packet], _FD_SPACE, flags | socket.MSG_CMSG_CLOEXEC)
+    packet = bytearray(_PACKET)
+    size, ancillary, _, _ = end.recvmsg_into((packet,), _FD_SPACE, flags | _CLOSE_ON_EXEC)
     if size == 0:
         raise EOFError("the channel is closed")
-    if packet[:1] == b"I":
-        # Copied to its exact size: the tensors that view it keep it alive.
-        return _unpack(memoryview(bytearray(memoryview(packet)[1:size])))
-    if not ancillary:
-        raise OSError(errno.EMFILE, "too many open files to take in a batch")
-    (fd,) = struct.unpack("i", ancillary[0][2][: struct.calcsize("i")])
-    try:
-        # Not mmap.mmap, which keeps a descriptor for each mapping.
-        mapped = torch.from_file(f"/proc/self/fd/{fd}", shared=True, size=os.fstat(fd).st_size, dtype=torch.uint8)
-    finally:
-        os.close(fd)
-    return _unpack(memoryview(cast(Any, mapped.numpy())))
+    file = _take_in(ancillary[0][2]) if ancillary else _NOTHING
+    return _unpack(packet[:size], file, arena)
 
 
-def pack(value: object) -> list[Any]:
-    """The segments of a packet: a header with their sizes, the pickle, and each buffer, padded so that it is aligned.
+def pack(value: object, slot: Slot | None = None) -> Message:
+    """Makes a message, with the large buffers in the slot as far as they fit.
 
     Raises:
         Exception: whatever pickle raises for an object that it cannot take.
     """
-    buffers: list[pickle.PickleBuffer] = []
     stream = io.BytesIO()
-    _Pickler(stream, protocol=5, buffer_callback=buffers.append).dump(value)
-    parts: list[Any] = [stream.getbuffer(), *(buffer.raw() for buffer in buffers)]
-    sizes = [part.nbytes for part in parts]
-    header = struct.pack(f"<q{len(sizes)}q", len(sizes), *sizes)
-    segments: list[Any] = []
-    offset = 0
-    for part in (memoryview(header), *parts):
-        segments.append(part)
-        offset += part.nbytes
-        if offset % _ALIGN:
-            segments.append(bytes(_ALIGN - offset % _ALIGN))
-            offset += len(segments[-1])
-    return segments
+    buffers: list[pickle.PickleBuffer] = []
+    pickler = _Pickler(stream, slot, buffers)
+    pickler.dump(value)
+    spill = _Spill()
+    pickled = stream.getbuffer()
+    here: list[Any] = [pickled]
+    directory = [len(buffers), pickled.nbytes]
+    for number, buffer in enumerate(buffers):
+        data = buffer.raw()
+        address = _HERE
+        if data.nbytes <= SMALL_BYTES:
+            here.append(data)
+        elif (address := pickler.placed.get(number, _HERE)) == _HERE:
+            address = _store(data, slot, spill)
+        directory += (address, data.nbytes)
+    body = _joined([struct.pack(f"<{len(directory)}q", *directory), *here])
+    address = _HERE
+    if len(body) > _PACKET - _HEAD.size:
+        address = _store(memoryview(body), slot, spill)
+    head = _HEAD.pack(-1 if slot is None else slot.number, address, len(body))
+    return Message(head, b"" if address != _HERE else body, spill.segments)
 
 
-def _unpack(packet: memoryview) -> Any:
-    (count,) = struct.unpack_from("<q", packet)
-    sizes = struct.unpack_from(f"<{count}q", packet, 8)
-    offset = _aligned(8 * (count + 1))
-    parts = []
-    for size in sizes:
-        parts.append(packet[offset : offset + size])
-        offset = _aligned(offset + size)
-    return pickle.loads(parts[0], buffers=parts[1:])
+def _store(data: memoryview, slot: Slot | None, spill: _Spill) -> int:
+    """Copies large data into the slot, or leaves it to the memory file; returns its address."""
+    offset = _HERE if slot is None else slot.put(data)
+    return spill.add(data) if offset == _HERE else offset
+
+
+class _Spill:
+    """The segments of a memory file; its addresses follow those of a slot."""
+
+    def __init__(self) -> None:
+        self.segments: list[Any] = []
+        self._size = 0
+
+    def add(self, data: memoryview) -> int:
+        address = SLOT_BYTES + self._size
+        padding = -data.nbytes % _ALIGN
+        self.segments += (data, bytes(padding)) if padding else (data,)
+        self._size += data.nbytes + padding
+        return address
+
+
+def _joined(parts: Iterable[Any]) -> bytes:
+    """The parts one after another, each aligned."""
+    out: list[Any] = []
+    for part in parts:
+        out.append(part)
+        if padding := -len(part) % _ALIGN:
+            out.append(bytes(padding))
+    return b"".join(out)
+
+
+def _unpack(packet: bytearray, file: memoryview, arena: Arena | None) -> Any:
+    number, address, size = _HEAD.unpack_from(packet)
+    # Viewed even if nothing lies there: so it is freed.
+    slot = arena.view(number) if arena is not None and number >= 0 else _NOTHING
+    # Copied to its exact size: the tensors that view it keep it alive.
+    body = memoryview(packet[_HEAD.size :] if address == _HERE else bytearray(_at(slot, file, address, size)))
+    count, pickled = struct.unpack_from("<qq", body)
+    directory = struct.unpack_from(f"<{2 * count}q", body, 16)
+    start = _aligned(16 + 16 * count)
+    here = _aligned(start + pickled)
+    buffers = []
+    for address, size in zip(directory[::2], directory[1::2], strict=True):
+        if address == _HERE:
+            buffers.append(body[here : here + size])
+            here = _aligned(here + size)
+        else:
+            buffers.append(_at(slot, file, address, size))
+    return pickle.loads(body[start : start + pickled], buffers=buffers)
+
+
+def _at(slot: memoryview, file: memoryview, address: int, size: int) -> memoryview:
+    if address < SLOT_BYTES:
+        return slot[address : address + size]
+    if not file:
+        raise OSError(errno.EMFILE, "too many open files to take in a batch")
+    return file[address - SLOT_BYTES : address - SLOT_BYTES + size]
 
 
 def _aligned(offset: int) -> int:
     return -(-offset // _ALIGN) * _ALIGN
 
 
-def _write(fd: int, segments: list[Any]) -> None:
+def _take_in(descriptors: bytes) -> memoryview:
+    """The memory file that came with a packet."""
+    (descriptor,) = struct.unpack("i", descriptors[: struct.calcsize("i")])
+    with io.FileIO(descriptor) as file:
+        size = os.fstat(descriptor).st_size
+        return map_file(descriptor) if size > _MAPPED else memoryview(bytearray(file.readall()))
+
+
+def _write(descriptor: int, segments: list[Any]) -> None:
     left = [memoryview(segment).cast("B") for segment in segments if memoryview(segment).nbytes]
     while left:
-        written = os.writev(fd, left[:_IOV_MAX])
+        written = os.writev(descriptor, left[:_IOV_MAX])
         while left and written >= left[0].nbytes:
             written -= left.pop(0).nbytes
         if written:
             left[0] = left[0][written:]
+    os.lseek(descriptor, 0, os.SEEK_SET)  # the receiver's descriptor shares the position
 
 
 class _Pickler(pickle.Pickler):
-    """Plain tensors as out-of-band buffers; torch's own reduction would copy them into the pickle."""
+    """Plain tensors as out-of-band buffers; torch's own reduction would copy them into the pickle.
+
+    Attributes:
+        placed: Offsets in the slot of those of `buffers`, by number, that lie there already.
+    """
+
+    def __init__(self, stream: io.BytesIO, slot: Slot | None, buffers: list[pickle.PickleBuffer]) -> None:
+        super().__init__(stream, protocol=5, buffer_callback=buffers.append)
+        self.placed: dict[int, int] = {}
+        self._slot = slot
+        self._buffers = buffers
 
     def reducer_override(self, value: Any) -> Any:
         if (
@@ -142,6 +225,8 @@ class _Pickler(pickle.Pickler):
             # A single element may have any stride and still be called contiguous.
             flat = dense.as_strided((dense.numel(),), (1,))
             data = flat.view(torch.uint8).numpy() if dense.numel() else b""
+            if self._slot is not None and (offset := self._slot.offset_of(dense)) >= 0:
+                self.placed[len(self._buffers)] = offset  # the pickler's next buffer is this one
             return _rebuild_tensor, (pickle.PickleBuffer(cast(Any, data)), value.dtype, tuple(dense.shape), order)
         return NotImplemented
 
@@ -156,5 +241,5 @@ def _dimensions(value: torch.Tensor) -> tuple[int, ...] | None:
 
 def _rebuild_tensor(data: Any, dtype: torch.dtype, shape: tuple[int, ...], order: tuple[int, ...] | None) -> torch.Tensor:
     # A storage of exactly this tensor's size: torch.save writes whole storages.
-    dense = torch.empty(shape, dtype=dtype) if 0 in shape else torch.frombuffer(data, dtype=dtype).reshape(shape)
+    dense = torch.empty(shape, dtype=dtype) if 0 in shape else torch.frombuffer(data, dtype=dtype).view(shape)
     return dense if order is None else dense.permute(sorted(range(len(order)), key=order.__getitem__))

@@ -18,12 +18,14 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from stateful_pipes.errors import ConcurrentUseError, IteratorInvalidError, WorkerDiedError, WorkerTimeoutError
-from stateful_pipes.prefetch.channel import open_channel, pack, receive, send
+from stateful_pipes.prefetch.channel import Message, open_channel, pack, receive, send
 from stateful_pipes.prefetch.remote_error import restore
+from stateful_pipes.prefetch.slots import Arena
 from stateful_pipes.prefetch.worker import STARTED, Job, Result, Runner, work
 
 __all__ = ["WorkerPool"]
 
+_DONTWAIT = int(socket.MSG_DONTWAIT)
 _GRACE_S = 0.5
 """How long closing waits for workers to end by themselves, and then again for SIGTERM to end them, before SIGKILL."""
 
@@ -40,6 +42,8 @@ class WorkerPool:
         runner: The node whose `run` the workers call.
         num_workers: At least 1.
         context: The multiprocessing context that starts them.
+        ahead: How many tasks will be under way at once. Twice as many slots of shared memory are there for their results; while
+            the caller holds so many that none is free, each has memory of its own.
         worker_init_fn: Called in each with its number.
         dataset: What `get_worker_info().dataset` shows.
         seed: From it each worker seeds its global generators at the start.
@@ -51,6 +55,7 @@ class WorkerPool:
         num_workers: int,
         context: BaseContext,
         *,
+        ahead: int,
         worker_init_fn: Callable[[int], None] | None,
         dataset: Any,
         seed: int,
@@ -62,18 +67,19 @@ class WorkerPool:
         self._results, worker_results = open_channel()
         # Kept: what no worker has taken yet can be taken back from it.
         self._untaken = worker_tasks
+        self._arena = Arena(2 * ahead)
         self._next = 0
-        self._unsent: deque[int] = deque()
-        self._packed: dict[int, list[Any]] = {}
+        self._unsent: deque[tuple[int, int]] = deque()  # task and slot
+        self._packed: dict[int, Message] = {}
         self._running: set[int] = set()
         self._done: dict[int, Result] = {}
         self._forgotten: set[int] = set()
         self._heard: set[int] = set()
         self._processes: list[BaseProcess] = []
         sockets = (self._tasks, worker_tasks, self._results, worker_results)
-        self._finalizer = weakref.finalize(self, _end, self._processes, sockets, self._pid)
+        self._finalizer = weakref.finalize(self, _end, self._processes, sockets, self._arena, self._pid)
         for worker_id in range(num_workers):
-            job = Job(runner, worker_id, num_workers, dataset, seed, worker_init_fn, self._pid)
+            job = Job(runner, self._arena, worker_id, num_workers, dataset, seed, worker_init_fn, self._pid)
             process = context.Process(  # type: ignore[attr-defined]  # typeshed has it on the concrete contexts only
                 target=work, args=(job, worker_tasks, worker_results), daemon=True, name=f"stateful_pipes worker {worker_id}"
             )
@@ -97,8 +103,13 @@ class WorkerPool:
         """Queues a ticket; returns the number of its task."""
         self._check_process()
         task, self._next = self._next, self._next + 1
-        self._packed[task] = pack((task, ticket))
-        self._unsent.append(task)
+        slot = self._arena.borrow()
+        try:
+            self._packed[task] = pack((task, slot, ticket))
+        except BaseException:
+            self._arena.give_back(slot)
+            raise
+        self._unsent.append((task, slot))
         self._flush()
         return task
 
@@ -131,14 +142,16 @@ class WorkerPool:
         """Drops all tasks; what no worker has begun is taken back."""
         if os.getpid() != self._pid:
             return  # a fork's copy must not take tasks away
-        for task in self._unsent:
+        for task, slot in self._unsent:
             del self._packed[task]
+            self._arena.give_back(slot)
         self._unsent.clear()
         while True:
             try:
-                task, _ = receive(self._untaken, socket.MSG_DONTWAIT)
+                task, slot, _ = receive(self._untaken, _DONTWAIT)
             except (OSError, EOFError):  # none left, or closed
                 break
+            self._arena.give_back(slot)
             self._running.discard(task)
         self._done.clear()
         self._forgotten = set(self._running)
@@ -149,9 +162,9 @@ class WorkerPool:
 
     def _flush(self) -> None:
         while self._unsent:
-            task = self._unsent[0]
+            task, _ = self._unsent[0]
             try:
-                send(self._tasks, self._packed[task], socket.MSG_DONTWAIT)
+                send(self._tasks, self._packed[task], _DONTWAIT)
             except BlockingIOError:
                 return
             self._unsent.popleft()
@@ -161,7 +174,7 @@ class WorkerPool:
     def _collect(self) -> bool:
         """Takes in one result, if there is one."""
         try:
-            result: Result = receive(self._results, socket.MSG_DONTWAIT)
+            result = Result(*receive(self._results, _DONTWAIT, self._arena))
         except BlockingIOError:
             return False
         self._heard.add(result.worker_id)
@@ -206,12 +219,13 @@ class WorkerPool:
             )
 
 
-def _end(processes: list[BaseProcess], sockets: tuple[socket.socket, ...], pid: int) -> None:
+def _end(processes: list[BaseProcess], sockets: tuple[socket.socket, ...], arena: Arena, pid: int) -> None:
     """Ends workers and channels; in a forked child it only closes the child's own copies of the descriptors."""
     try:
         if os.getpid() == pid:
             _end_workers(processes, sockets)
     finally:
+        arena.close()
         for end in sockets:
             end.close()
 

@@ -189,6 +189,7 @@ class ProcessPrefetcher(Node[T_co]):
                 self._source,
                 self.num_workers,
                 self.context,
+                ahead=self.num_workers * self.prefetch_factor,
                 worker_init_fn=self.worker_init_fn,
                 dataset=datasets[0] if datasets else None,
                 seed=seeds[0] if seeds else 0,

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
+import gc
 import os
 import select
 import signal
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.utils.data._utils.worker as torch_worker
 
-from stateful_pipes.prefetch.channel import pack, receive, send
+from stateful_pipes.prefetch import collate
+from stateful_pipes.prefetch.channel import Message, open_channel, pack, receive, send
 from stateful_pipes.prefetch.remote_error import RemoteError, capture
+from stateful_pipes.prefetch.slots import Arena, Slot
 from stateful_pipes.rng import GLOBAL_GENERATORS, WORKER, derive, seeder
 
 __all__ = ["STARTED", "Job", "Result", "work"]
@@ -22,6 +27,11 @@ __all__ = ["STARTED", "Job", "Result", "work"]
 STARTED = -1
 """The task number of what a worker says of its own start."""
 
+# From malloc.h.
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
+
+_DONTWAIT = int(socket.MSG_DONTWAIT)
 _ASK_MS = 1000
 _MOMENT_S = 0.005
 
@@ -36,6 +46,7 @@ class Job(NamedTuple):
     """What a worker is started with."""
 
     runner: Runner
+    arena: Arena
     worker_id: int
     num_workers: int
     dataset: Any
@@ -59,34 +70,38 @@ def work(job: Job, tasks: socket.socket, results: socket.socket) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(1)
+    _keep_freed_memory()
+    collate.install()
     try:
         main = _MainProcess(job.main_pid)
         try:
             _prepare(job)
         except Exception as error:
-            _deliver(main, results, pack(Result(STARTED, job.worker_id, None, capture(error))))
+            _deliver(main, results, pack((STARTED, job.worker_id, None, capture(error))))
             return
+        gc.freeze()  # what was there at the start is nobody's garbage
+        bench = _Bench(job)
         while True:
             main.wait(tasks, select.POLLIN)
             try:
-                task, ticket = receive(tasks, socket.MSG_DONTWAIT)
+                task, slot, ticket = receive(tasks, _DONTWAIT)
             except BlockingIOError:
                 continue  # another worker was quicker
-            message = _run(job, task, ticket)
+            message = bench.run(task, slot, ticket)
             try:
                 _deliver(main, results, message)
             except ConnectionError:
                 raise
             except OSError as error:  # no memory, no descriptor: told for what it is
-                _deliver(main, results, pack(Result(task, job.worker_id, None, capture(error))))
+                _deliver(main, results, pack((task, job.worker_id, None, capture(error))))
     except (EOFError, ConnectionError, ProcessLookupError):
         return  # the channel is shut down, or the main process gone
 
 
-def _deliver(main: _MainProcess, results: socket.socket, message: list[Any]) -> None:
+def _deliver(main: _MainProcess, results: socket.socket, message: Message) -> None:
     while True:
         try:
-            return send(results, message, socket.MSG_DONTWAIT)
+            return send(results, message, _DONTWAIT)
         except BlockingIOError:
             main.wait(results, select.POLLOUT)
         except OSError as error:
@@ -107,11 +122,49 @@ def _prepare(job: Job) -> None:
         job.worker_init_fn(job.worker_id)
 
 
-def _run(job: Job, task: int, ticket: Any) -> list[Any]:
-    try:
-        return pack(Result(task, job.worker_id, job.runner.run(ticket), None))
-    except Exception as error:
-        return pack(Result(task, job.worker_id, None, capture(error)))
+class _Bench:
+    """Runs tickets, each with a slot of shared memory to put its items into."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._collates_into = True
+
+    def run(self, task: int, number: int, ticket: Any) -> Message:
+        slot = self._job.arena.open(number) if number >= 0 else None
+        if self._collates_into:
+            collate.into(slot)
+        message = self._message(task, ticket, slot)
+        collate.into(None)
+        if slot is not None and not slot.let_go():
+            # The user's code has kept a tensor that lies in the slot, so nobody may write there again. The items go as
+            # copies, the slot is never given back, and from now on it is not collated into.
+            self._collates_into = False
+            message = _copied(message, self._job.arena)
+        return message
+
+    def _message(self, task: int, ticket: Any, slot: Slot | None) -> Message:
+        """A function of its own, so that when it returns nothing but the user's code can still hold what it made."""
+        worker_id = self._job.worker_id
+        try:
+            return pack((task, worker_id, self._job.runner.run(ticket), None), slot)
+        except Exception as error:
+            return pack((task, worker_id, None, capture(error)), slot)
+
+
+def _copied(message: Message, arena: Arena) -> Message:
+    one, other = open_channel()
+    with one, other:
+        send(one, message)
+        return pack(receive(other, arena=arena))
+
+
+def _keep_freed_memory() -> None:
+    """Tells glibc to keep large freed blocks: a batch's temporaries would else be mapped and faulted in anew each time."""
+    with suppress(OSError, AttributeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        for parameter in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD):
+            # An older glibc refuses more than the second for the first of them.
+            mallopt(parameter, 2**30) or mallopt(parameter, 2**25)
 
 
 class _MainProcess:

@@ -140,8 +140,8 @@ def test_a_read_only_array_stays_read_only(ends):
 
 
 @pytest.mark.parametrize("around", range(-300, 301, 20))
-def test_around_the_largest_inline_packet(ends, around):
-    value = b"x" * (channel._INLINE + around)
+def test_around_the_largest_packet(ends, around):
+    value = b"x" * (channel._PACKET + around)
     assert through(ends, value) == value
 
 
@@ -211,9 +211,9 @@ def test_shutdown_ends_a_wait_on_any_copy(ends):
 
 
 def test_no_descriptor_and_no_mapping_stays(ends):
-    through(ends, torch.zeros(100_000))
+    through(ends, torch.zeros(400_000))
     files, maps = descriptors(), mappings()
-    held = [through(ends, [torch.zeros(100_000), np.zeros(100_000)]) for _ in range(5)]
+    held = [through(ends, [torch.zeros(400_000), np.zeros(200_000)]) for _ in range(5)]
     assert descriptors() == files  # not even while the tensors live
     assert mappings() == maps + 5
     tensor = held[0][0]
@@ -222,6 +222,14 @@ def test_no_descriptor_and_no_mapping_stays(ends):
     assert tensor.sum() == 0
     del tensor
     assert mappings() == maps
+
+
+def test_small_memory_files_are_not_mapped(ends):
+    """Their number has a bound in the system."""
+    maps = mappings()
+    held = [through(ends, torch.full((50_000,), float(number))) for number in range(5)]
+    assert mappings() == maps
+    assert [tensor[-1] for tensor in held] == list(range(5))
 
 
 def test_received_tensors_outlive_the_channel():

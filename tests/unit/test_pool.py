@@ -59,7 +59,7 @@ def make():
     pools = []
 
     def start(num_workers=2, runner=None, method="fork", **kwargs):
-        settings = {"worker_init_fn": None, "dataset": None, "seed": 7} | kwargs
+        settings = {"ahead": 4, "worker_init_fn": None, "dataset": None, "seed": 7} | kwargs
         pools.append(
             weakref.ref(pool := WorkerPool(runner or Runner(), num_workers, multiprocessing.get_context(method), **settings))
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
@@ -12,11 +13,13 @@ import threading
 import numpy as np
 import pytest
 import torch
+import torch.utils.data._utils.collate as torch_collate
 from torch.utils.data import get_worker_info
 
 from stateful_pipes.prefetch.channel import open_channel, pack, receive, send
 from stateful_pipes.prefetch.remote_error import restore
-from stateful_pipes.prefetch.worker import STARTED, Job, work
+from stateful_pipes.prefetch.slots import Arena
+from stateful_pipes.prefetch.worker import STARTED, Job, Result, work
 from stateful_pipes.rng import WORKER, derive
 from tests.streams import generator_states
 
@@ -41,7 +44,9 @@ def this_process_as_a_worker(monkeypatch):
     threads, handler = torch.get_num_threads(), signal.getsignal(signal.SIGINT)
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     monkeypatch.setattr(torch.utils.data._utils.worker, "_worker_info", None)
+    monkeypatch.setattr(torch_collate, "default_collate_fn_map", dict(torch_collate.default_collate_fn_map))
     yield
+    gc.unfreeze()
     torch.set_num_threads(threads)
     signal.signal(signal.SIGINT, handler)
     random.setstate(states[0])
@@ -54,15 +59,15 @@ def answers(tickets, *, main_pid=None, init=None, worker_id=1):
     tasks, worker_tasks = open_channel()
     results, worker_results = open_channel()
     for task, ticket in enumerate(tickets):
-        send(tasks, pack((task, ticket)))
+        send(tasks, pack((task, -1, ticket)))
     tasks.close()  # after the tickets, the worker reads the end
-    job = Job(Squares(), worker_id, 3, "the dataset", 7, init, os.getpid() if main_pid is None else main_pid)
+    job = Job(Squares(), Arena(0), worker_id, 3, "the dataset", 7, init, os.getpid() if main_pid is None else main_pid)
     work(job, worker_tasks, worker_results)
     worker_results.close()
     found = []
     while True:
         try:
-            found.append(receive(results))
+            found.append(Result(*receive(results)))
         except EOFError:
             break
     for end in (worker_tasks, results):
@@ -139,12 +144,12 @@ class TestWork:
                 return super().run(ticket)
 
         for task, ticket in enumerate([2, 3, 4]):
-            send(tasks, pack((task, ticket)))
+            send(tasks, pack((task, -1, ticket)))
         tasks.close()
-        work(Job(Rival(), 0, 2, None, 7, None, os.getpid()), worker_tasks, worker_results)
+        work(Job(Rival(), Arena(0), 0, 2, None, 7, None, os.getpid()), worker_tasks, worker_results)
         worker_results.close()
-        assert taken == [(1, 3)]
-        assert [receive(results).items for _ in range(2)] == [[4], [16]]
+        assert taken == [(1, -1, 3)]
+        assert [receive(results)[2] for _ in range(2)] == [[4], [16]]
         for end in (worker_tasks, results, rival):
             end.close()
 
