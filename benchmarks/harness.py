@@ -24,6 +24,7 @@ PACKAGES = (
     *("stateful_pipes", "torch", "numpy", "torchdata", "grain", "nvidia-dali-cuda120"),
     *("pillow", "scikit-learn", "psutil", "matplotlib"),
 )
+ROUNDS = 11
 TOLERANCE = 0.1
 
 

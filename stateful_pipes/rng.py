@@ -7,6 +7,7 @@ of variant 13 by David Stafford): `h = mix(seed + G)`, then `h = mix((h ^ word) 
 
 from __future__ import annotations
 
+import functools
 import random
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -65,6 +66,7 @@ def mix64_array(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return values
 
 
+@functools.lru_cache(maxsize=64)  # asked again for every batch of an epoch
 def derive(seed: int, *words: int) -> int:
     """A 64-bit seed from a 64-bit seed and any number of non-negative 64-bit words, such as purpose and epoch."""
     value = mix64((seed + _GOLDEN) & _MASK)

@@ -130,8 +130,8 @@ class WorkerPool:
         self.is_broken = True
         while task not in self._done:
             self._flush()
-            if not self._collect():
-                self._wait(task, deadline)
+            self._wait(task, deadline)
+            self._collect()
         self.is_broken = False
         result = self._done.pop(task)
         if result.error is not None:
@@ -171,12 +171,9 @@ class WorkerPool:
             del self._packed[task]
             self._running.add(task)
 
-    def _collect(self) -> bool:
-        """Takes in one result, if there is one."""
-        try:
-            result = Result(*receive(self._results, _DONTWAIT, self._arena))
-        except BlockingIOError:
-            return False
+    def _collect(self) -> None:
+        """Takes in one result."""
+        result = Result(*receive(self._results, _DONTWAIT, self._arena))
         self._heard.add(result.worker_id)
         if result.task == STARTED and result.error is not None:
             raise restore(result.error)
@@ -185,9 +182,9 @@ class WorkerPool:
             self._forgotten.discard(result.task)
         else:
             self._done[result.task] = result
-        return True
 
     def _wait(self, task: int, deadline: float | None) -> None:
+        """Returns when there is a result to take in."""
         left = None if deadline is None else max(0, deadline - time.monotonic()) * 1000
         ready = {fd for fd, _ in self._poll.poll(left)}
         if not ready:

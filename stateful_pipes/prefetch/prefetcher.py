@@ -97,7 +97,8 @@ class ProcessPrefetcher(Node[T_co]):
             return self._source.pull(count)
         taken: list[_UnderWay] = []
         while len(taken) < count:
-            self._fill(at_least=1)
+            if not self._queue:
+                self._fill(at_least=1)
             head = self._queue[0]
             if head.pulled.ticket is None and taken:
                 break  # the epoch's end, or an error, is told at the next pull
@@ -109,8 +110,8 @@ class ProcessPrefetcher(Node[T_co]):
                 raise StopIteration
             taken.append(head)
         tickets = [one.pulled.ticket or () for one in taken]
-        positions = [positions_of(ticket)[0] for ticket in tickets]
-        return (tickets[0][0], array("q", positions).tobytes(), tuple(one.task for one in taken))
+        positions = array("q", [positions_of(ticket)[0] for ticket in tickets])
+        return (tickets[0][0], positions.tobytes(), tuple([one.task for one in taken]))
 
     def run(self, ticket: Ticket) -> list[Any]:
         """The finished items of a ticket; waits for them. Unlike other nodes', main process only and once a ticket."""
