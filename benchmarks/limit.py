@@ -1,0 +1,117 @@
+"""How near is it to the limit, two processes that deliver their batches to nobody?
+
+    python benchmarks/limit.py [--workloads NAME ...] [--json PATH] [--smoke]
+
+The limit: each of two processes reads samples under the same three seeds as ours and collates them into memory that it
+uses again and again, with the allocator's settings that ours makes in its workers, and no transport at all. A ratio is
+of ours to it, in batches a second, in the same round. Before anything is timed, both give the same bytes.
+
+Latest:
+
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing
+from functools import partial
+from multiprocessing.synchronize import Barrier
+from typing import Any
+
+import torch
+from harness import ROUNDS, Cost, Figure, arguments, in_turn, ratios, report, require
+from peers import WARMUP, WORKERS, cost, keep_memory, ours, same
+from workloads import LENGTH, Workload, add_workloads, workload
+
+from stateful_pipes.rng import GLOBAL_GENERATORS, SAMPLE, derive, derive_each, seeder
+
+TARGETS = {"tiny": 0.8, "u8": 0.8, "f32": 0.9, "tokens": 0.75, "jpeg": 0.9}
+
+start: Barrier
+
+
+class Reader:
+    """Reads, seeds and collates: batch after batch into the same memory."""
+
+    def __init__(self, workload: Workload, indices: Sequence[int]) -> None:
+        self.dataset, self.size, self.indices = workload.dataset, workload.batch_size, indices
+        self.seed_all, self.key = seeder(GLOBAL_GENERATORS), derive(0, SAMPLE, 0)
+        self.single = not isinstance(self.dataset[0], tuple)
+        self.memory = [self._room(first) for first in self._columns([self.dataset[0]])]
+
+    def __call__(self, number: int) -> Any:
+        positions = range(number * self.size, (number + 1) * self.size)
+        samples = []
+        for seed, index in zip(derive_each(self.key, positions), self.indices[positions.start : positions.stop], strict=True):
+            self.seed_all(seed)
+            samples.append(self.dataset[index])
+        for column, room in zip(self._columns(samples), self.memory, strict=True):
+            if isinstance(column[0], torch.Tensor):
+                torch.stack(column, out=room)
+            else:
+                room.numpy()[:] = column
+        return self.memory[0] if self.single else self.memory
+
+    def _columns(self, samples: list[Any]) -> list[Any]:
+        return [samples] if self.single else list(zip(*samples, strict=True))
+
+    def _room(self, column: Sequence[Any]) -> torch.Tensor:
+        sample = torch.as_tensor(column[0])
+        return torch.empty(self.size, *sample.shape, dtype=sample.dtype)
+
+
+def prepare(barrier: Barrier) -> None:
+    """What a process begins with, as a worker of ours."""
+    global start
+    start = barrier
+    keep_memory()
+    torch.set_num_threads(1)
+
+
+def work(workload: Workload, worker: int) -> float:
+    """Batches a second of one process, while the other does the same."""
+    read = Reader(workload, torch.randperm(LENGTH, generator=torch.Generator().manual_seed(0)).tolist())
+    for number in range(WARMUP):
+        read(number)
+    start.wait(60)
+    began = time.perf_counter()
+    for number in range(workload.batches):
+        read(number * WORKERS + worker)
+    return workload.batches / (time.perf_counter() - began)
+
+
+def limit(workload: Workload) -> Cost:
+    """What a batch costs two processes that only make it."""
+    context = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(WORKERS, context, prepare, (context.Barrier(WORKERS),)) as processes:
+        rates = list(processes.map(partial(work, workload), range(WORKERS)))
+    return Cost(1 / sum(rates), 0)
+
+
+def compare(workload: Workload, rounds: int) -> list[Figure]:
+    """The figures of one workload."""
+    read = Reader(workload.repeatable(), range(LENGTH))
+    with closing(ours(workload.repeatable(), shuffle=False)) as batches:
+        for number in range(3):
+            require(same(next(batches), read(number)), f"{workload.name}: the limit makes other batches than ours")
+    costs = in_turn({"ours": partial(cost, ours, workload), "limit": partial(limit, workload)}, rounds)
+    wall = {name: [one.wall_s for one in found] for name, found in costs.items()}
+    return [
+        Figure(f"{workload.name}: limit", "samples/s", [workload.batch_size / one for one in wall["limit"]]),
+        Figure(f"{workload.name}: ours", "x", ratios(wall["limit"], wall["ours"]), TARGETS[workload.name]),
+    ]
+
+
+def main() -> None:
+    options = arguments(__doc__, add_workloads)
+    figures = []
+    for name in options.workloads:
+        figures += compare(workload(name, options.smoke), 1 if options.smoke else ROUNDS)
+    report("limit", figures, options)
+
+
+if __name__ == "__main__":
+    main()

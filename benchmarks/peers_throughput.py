@@ -1,0 +1,104 @@
+"""How fast is it against the other loaders?
+
+    python -m pip install -e '.[bench]'
+    python benchmarks/peers_throughput.py [--workloads NAME ...] [--json PATH] [--smoke]
+
+Two workers each, on the five workloads; the consumer only takes the batches. Ours seeds all three global generators for
+every sample, the others nothing. A ratio is of our samples a second to the peer's in the same round.
+
+* StatefulDataLoader: torchdata's.
+* ParallelMapper: torchdata's nodes with `method="process"`; per sample, with the batch collated in the main process, and
+  per batch, read and collated in a worker.
+* Grain: `mp_prefetch` over NumPy arrays, its own currency, without threads in its workers, as it recommends for data in memory.
+* DALI: a pipeline on the CPU with two threads, on jpeg only; it decodes and resizes its own way, so its batches are of the
+  same shape and type but not the same.
+
+Before anything is timed, all others give the same bytes in the same order. Peers that are not installed are left out.
+
+Latest:
+
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing
+from functools import partial
+from typing import Any, TypeVar
+
+from harness import ROUNDS, Figure, arguments, in_turn, ratios, report, require
+from peers import (
+    Contestant,
+    alike,
+    cost,
+    dali,
+    grain,
+    installed,
+    mapper_per_batch,
+    mapper_per_sample,
+    ours,
+    require_equal,
+    stateful_loader,
+    torch_loader,
+)
+from throughput import SLACK, THROUGHPUT
+from workloads import Workload, add_workloads, workload
+
+T = TypeVar("T")
+
+PER_SAMPLE = {"tiny": 15.0, "tokens": 15.0}
+GRAIN = {"tiny": 2.0, "u8": 2.0, "f32": 2.0, "tokens": 2.0, "jpeg": 1.2}
+SHARE = {"ParallelMapper per sample": 0.05}
+"""Of a workload's batches, for whom all would take minutes."""
+
+
+def compare(workload: Workload, rounds: int) -> list[Figure]:
+    """The figures of one workload."""
+    name = workload.name
+    targets = {"StatefulDataLoader": THROUGHPUT[name], "ParallelMapper per sample": PER_SAMPLE.get(name), "Grain": GRAIN[name]}
+    contestants: dict[str, Contestant] = {
+        "ours": ours,
+        "StatefulDataLoader": stateful_loader,
+        "ParallelMapper per sample": mapper_per_sample,
+        "ParallelMapper per batch": mapper_per_batch,
+    }
+    if installed("grain"):
+        contestants["Grain"] = grain
+    require_equal(contestants, workload)
+    runs = {peer: partial(cost, contestant, workload, SHARE.get(peer, 1)) for peer, contestant in contestants.items()}
+    if name == "jpeg" and installed("nvidia.dali"):
+        require(apart(dali_is_alike, workload), "jpeg: DALI gives another kind of batches than DataLoader")
+        runs["DALI"] = partial(apart, cost, dali, workload)
+    costs = in_turn(runs, rounds)
+    wall = {peer: [one.wall_s for one in found] for peer, found in costs.items()}
+    figures = [Figure(f"{name}: ours", "samples/s", [workload.batch_size / one for one in wall["ours"]])]
+    for peer in list(wall)[1:]:
+        slack = SLACK.get(name, 0) if peer == "StatefulDataLoader" else 0
+        figures.append(Figure(f"{name}: {peer}", "x", ratios(wall[peer], wall["ours"]), targets.get(peer), slack=slack))
+    return figures
+
+
+def dali_is_alike(workload: Workload) -> bool:
+    """Its batches are of the same shape and type, if not the same."""
+    with closing(dali(workload)) as batches, closing(torch_loader(workload)) as others:
+        return alike(next(batches), next(others))
+
+
+def apart(function: Callable[..., T], *arguments: Any) -> T:
+    """Calls it in a process of its own, which DALI's import may change."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+        return process.submit(function, *arguments).result()
+
+
+def main() -> None:
+    options = arguments(__doc__, add_workloads)
+    figures = []
+    for name in options.workloads[:1] if options.smoke else options.workloads:
+        figures += compare(workload(name, options.smoke), 1 if options.smoke else ROUNDS)
+    report("peers_throughput", figures, options)
+
+
+if __name__ == "__main__":
+    main()
