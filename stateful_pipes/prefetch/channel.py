@@ -249,9 +249,7 @@ def _dimensions(value: torch.Tensor) -> tuple[int, ...] | None:
     return order if value.permute(order).is_contiguous() else None
 
 
-def _rebuild_tensor(
-    data: Any, dtype: int | torch.dtype, shape: tuple[int, ...], order: tuple[int, ...] | None
-) -> torch.Tensor:
+def _rebuild_tensor(data: Any, dtype: int | torch.dtype, shape: tuple[int, ...], order: tuple[int, ...] | None) -> torch.Tensor:
     # A storage of exactly this tensor's size: torch.save writes whole storages.
     if isinstance(dtype, int):
         dense = torch.from_numpy(np.ndarray(shape, _NUMPY[dtype], data))
