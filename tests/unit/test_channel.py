@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import gc
 import io
 import itertools
 import os
 import pickle
+import resource
 import socket
 
 import numpy as np
@@ -14,7 +17,9 @@ import torch
 
 from stateful_pipes.prefetch import channel
 from stateful_pipes.prefetch.channel import open_channel, pack, receive, send
+from stateful_pipes.prefetch.slots import SMALL_BYTES, Arena
 from tests.streams import same
+from tests.unit.test_slots import SIZE, shrink, taken
 
 
 @pytest.fixture
@@ -71,6 +76,7 @@ def test_tensors(ends, value):
     found = through(ends, {"x": (value, 1)})["x"][0]
     assert same(found, value.resolve_conj().resolve_neg())
     found.fill_(1)  # what arrives is the receiver's own
+    assert not found._is_view()  # or detach_() were refused
     assert found.untyped_storage().nbytes() == found.numel() * found.element_size()
 
 
@@ -245,3 +251,203 @@ def test_what_pickle_cannot_take_is_refused_before_anything_is_sent(ends, value)
     with pytest.raises((TypeError, AttributeError, pickle.PicklingError)):
         send(ends[0], pack(value))
     assert through(ends, "next") == "next"
+
+
+@pytest.fixture
+def arena(monkeypatch):
+    shrink(monkeypatch)
+    made = Arena(3)
+    yield made
+    made.close()
+
+
+def by_slot(ends, arena, make):
+    """Through the channel and a slot, as a worker sends what it has made in it."""
+    slot = arena.open(arena.borrow())
+    send(ends[0], pack(make(slot), slot))
+    assert slot.let_go()
+    return receive(ends[1], arena=arena)
+
+
+def lies_in(arena, tensor):
+    """The number of the slot that a tensor lies in, or None."""
+    where = tensor.data_ptr() - np.frombuffer(arena._memory, np.uint8).ctypes.data
+    return where // SIZE if 0 <= where < len(arena._memory) else None
+
+
+def made_in(slot, count, value=1):
+    return slot.tensor((count,), torch.float32).fill_(value)
+
+
+class TestWithASlot:
+    def test_what_is_large_lies_there_and_what_is_small_does_not(self, ends, arena):
+        found = by_slot(ends, arena, lambda slot: [made_in(slot, 2000), torch.ones(2000), torch.ones(3), np.ones(3000)])
+        assert [lies_in(arena, part) for part in found[:3]] == [0, 0, None]
+        assert lies_in(arena, torch.from_numpy(found[3])) == 0
+        assert same(found, [torch.ones(2000), torch.ones(2000), torch.ones(3), np.ones(3000)])
+
+    def test_what_lies_in_the_slot_already_is_not_copied(self, ends, arena):
+        slot = arena.open(arena.borrow())
+        tensors = [made_in(slot, 2000, number) for number in range(3)]
+        used = slot._used
+        message = pack([*tensors, tensors[0][64:], tensors[1].view(2, -1), tensors[2][:10]], slot)
+        assert slot._used == used
+        assert not message.spilled
+        send(ends[0], message)
+        del message
+        found = receive(ends[1], arena=arena)
+        assert same(found, [*tensors, tensors[0][64:], tensors[1].view(2, -1), tensors[2][:10]])
+
+    def test_another_memory_format_needs_no_copy_either(self, ends, arena):
+        slot = arena.open(arena.borrow())
+        image = slot.tensor((2, 20, 20, 3), torch.float32).fill_(2).permute(0, 3, 1, 2)
+        used = slot._used
+        send(ends[0], pack(image, slot))
+        assert slot._used == used
+        found = receive(ends[1], arena=arena)
+        assert found.stride() == image.stride()
+        assert same(found, image)
+
+    @pytest.mark.parametrize("part", [lambda x: x[::2], lambda x: x.view(40, 50).T[3:5], lambda x: x[:1].expand(2000)])
+    def test_a_part_with_gaps_is_copied(self, ends, arena, part):
+        found = by_slot(ends, arena, lambda slot: part(made_in(slot, 2000)))
+        assert same(found, part(torch.ones(2000)).contiguous())
+        assert found.untyped_storage().nbytes() == found.numel() * 4
+
+    @pytest.mark.parametrize("size", [SMALL_BYTES - 1, SMALL_BYTES, SMALL_BYTES + 1])
+    def test_around_what_is_small(self, ends, arena, size):
+        found = by_slot(ends, arena, lambda slot: torch.ones(size, dtype=torch.uint8))
+        assert (lies_in(arena, found) is None) == (size <= SMALL_BYTES)
+        assert found.sum() == size
+
+    @pytest.mark.parametrize("size", [SIZE - 64, SIZE - 1, SIZE, SIZE + 1, 3 * SIZE, 40 * SIZE])
+    def test_what_does_not_fit_travels_beside_it(self, ends, arena, size):
+        value = [torch.ones(5000), torch.full((size,), 3, dtype=torch.uint8), torch.ones(6000), np.ones(SIZE)]
+        found = by_slot(ends, arena, lambda slot: value)
+        assert [lies_in(arena, part) for part in found[:3]] == [0, None, 0]
+        assert same(found, value)
+        del found
+        assert taken(arena) == []
+
+    def test_a_slot_can_be_filled_to_its_end(self, ends, arena):
+        found = by_slot(ends, arena, lambda slot: torch.full((SIZE,), 3, dtype=torch.uint8))
+        assert lies_in(arena, found) == 0
+        assert set(arena.look(0)) == {3}
+        assert set(arena.look(1)) == {0}
+
+    @pytest.mark.parametrize(
+        "make", [lambda: list(range(6000)), lambda: [torch.ones(900)] * 2 + [np.ones(500) for _ in range(9)]]
+    )
+    def test_a_body_too_large_for_a_packet(self, ends, arena, make):
+        """It is read from the slot, and the slot is free at once: nothing views it."""
+        found = by_slot(ends, arena, lambda slot: make())
+        assert taken(arena) == []
+        arena.look(0)[:] = b"x" * SIZE
+        assert same(found, make())
+
+    def test_a_body_too_large_for_the_slot_too(self, ends, arena):
+        found = by_slot(ends, arena, lambda slot: [made_in(slot, 2000), list(range(60_000))])
+        assert lies_in(arena, found[0]) == 0
+        assert found[1] == list(range(60_000))
+
+    def test_it_is_freed_with_the_last_view(self, ends, arena):
+        found = by_slot(ends, arena, lambda slot: [made_in(slot, 2000), np.ones(2000), torch.ones(2)])
+        assert taken(arena) == [0]
+        small, part = found[2], found[0][5:9]
+        del found
+        assert taken(arena) == [0]
+        array = part.numpy()
+        del part
+        assert taken(arena) == [0]
+        assert array.tolist() == [1] * 4
+        del array
+        assert taken(arena) == []
+        assert small.tolist() == [1, 1]
+
+    def test_it_is_free_at_once_when_nothing_lies_there(self, ends, arena):
+        found = by_slot(ends, arena, lambda slot: {"label": torch.tensor(3), "x": [np.ones(4), "y"]})
+        assert taken(arena) == []
+        assert found["label"] == 3
+
+    def test_tasks_may_have_no_slot(self, ends, arena):
+        send(ends[0], pack(torch.ones(5000)))
+        found = receive(ends[1], arena=arena)
+        assert lies_in(arena, found) is None
+        assert taken(arena) == []
+
+    def test_it_is_free_after_an_error_in_unpickling(self, ends, arena):
+        with pytest.raises(ValueError, match="invalid literal"):
+            by_slot(ends, arena, lambda slot: [made_in(slot, 2000), Broken()])
+        gc.collect()  # the error's traceback
+        assert taken(arena) == []
+
+    def test_what_pickle_cannot_take_leaves_the_slot_usable(self, ends, arena):
+        slot = arena.open(arena.borrow())
+        with pytest.raises((TypeError, AttributeError, pickle.PicklingError)):
+            pack([made_in(slot, 2000), lambda: 0], slot)
+        gc.collect()  # the error's traceback
+        send(ends[0], pack("told", slot))
+        assert slot.let_go()
+        assert receive(ends[1], arena=arena) == "told"
+        assert taken(arena) == []
+
+    def test_it_is_free_when_no_descriptor_is_left_for_the_rest(self, ends, arena):
+        slot = arena.open(arena.borrow())
+        send(ends[0], pack([made_in(slot, 2000), torch.ones(SIZE)], slot))
+        assert slot.let_go()
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+        try:
+            with pytest.raises(OSError, match="too many open files") as caught:
+                receive(ends[1], arena=arena)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert caught.value.errno == errno.EMFILE
+        del caught
+        gc.collect()
+        assert taken(arena) == []
+        assert by_slot(ends, arena, lambda slot: "next") == "next"
+
+    def test_what_is_received_is_the_receivers_own(self, ends, arena):
+        first, second = (by_slot(ends, arena, lambda slot: [made_in(slot, 2000, 0), torch.zeros(2000)]) for _ in range(2))
+        for number, part in enumerate([*first, *second]):
+            part.fill_(number)
+        assert [part.unique().tolist() for part in [*first, *second]] == [[0], [1], [2], [3]]
+        assert {lies_in(arena, part) for part in first} != {lies_in(arena, part) for part in second}
+
+    def test_one_tensor_is_saved_alone(self, ends, arena):
+        found = by_slot(ends, arena, lambda slot: [made_in(slot, 2000), made_in(slot, 3000), torch.ones(2500)])
+        for tensor in found:
+            file = io.BytesIO()
+            torch.save(tensor, file)
+            assert file.tell() < 4 * len(tensor) + 2500
+            assert tensor.untyped_storage().nbytes() == 4 * len(tensor)
+
+    def test_one_tensor_twice_stays_one(self, ends, arena):
+        def make(slot):
+            tensor = made_in(slot, 2000)
+            return [tensor, tensor, tensor.view(2, -1)]
+
+        found = by_slot(ends, arena, make)
+        assert found[0] is found[1]
+        assert same(found[2], torch.ones(2, 1000))
+
+    def test_many_rounds_lose_no_slot_and_leave_no_mapping(self, ends, arena):
+        maps, files = mappings(), descriptors()
+        held = []
+        for turn in range(60):
+            if arena._free:
+                held.append((turn, by_slot(ends, arena, lambda slot: made_in(slot, 2000, turn))))  # noqa: B023
+            assert all((tensor == number).all() for number, tensor in held)
+            if turn % 4 == 3:
+                del held[turn % len(held)]
+        held.clear()
+        assert sorted(arena._free) == [0, 1, 2]
+        assert (mappings(), descriptors()) == (maps, files)
+
+
+class Broken:
+    """Can be pickled, and not unpickled."""
+
+    def __reduce__(self):
+        return int, ("x",)

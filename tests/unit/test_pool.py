@@ -5,15 +5,18 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import random
 import signal
 import socket
 import weakref
 
 import pytest
 import torch
+from torch.utils.data import default_collate
 
 from stateful_pipes.errors import ConcurrentUseError, WorkerDiedError, WorkerTimeoutError
 from stateful_pipes.prefetch.pool import WorkerPool
+from stateful_pipes.prefetch.slots import SLOT_BYTES
 from tests.streams import same
 
 
@@ -42,6 +45,10 @@ class Runner:
             return [self.state]
         if what == "tensor":
             return [torch.full((value,), 3.0)]
+        if what == "collate":
+            return [default_collate([torch.full((5000,), value)] * 2)]
+        if what == "unpicklable":
+            return [default_collate([torch.ones(5000)] * 2), lambda: 0]
         raise AssertionError(what)
 
 
@@ -308,3 +315,111 @@ def test_closing_while_another_thread_reaps_a_worker(make):
     os.waitpid(process.pid, 0)
     pool.close()
     multiprocessing.process._children.discard(process)  # which can no longer find out by itself
+
+
+def taken(pool):
+    """The slots that are not free."""
+    return set(range(8)) - set(pool._arena._free)
+
+
+def lies_in_a_slot(pool, tensor):
+    start = torch.frombuffer(pool._arena._memory, dtype=torch.uint8).data_ptr()
+    return start <= tensor.data_ptr() < start + len(pool._arena._memory)
+
+
+def finish(pool):
+    """Until no task is under way, those forgotten included."""
+    while pool.outstanding:
+        pool.result(pool.submit(("square", 1)))
+
+
+def test_twice_as_many_slots_as_tasks_ahead(make):
+    pool = make(ahead=4)
+    assert sorted(pool._arena._free) == list(range(8))
+    assert len(pool._arena._memory) == 8 * SLOT_BYTES
+
+
+def test_while_the_caller_holds_more_than_there_are_slots_each_has_memory_of_its_own(make):
+    pool = make(ahead=4)
+    held = [pool.result(pool.submit(("collate", value)))[0] for value in range(30)]
+    assert sum(lies_in_a_slot(pool, batch) for batch in held) == 8
+    for turn in range(100):
+        assert same(pool.result(pool.submit(("collate", turn))), [torch.full((2, 5000), turn)])
+    for value, batch in enumerate(held):
+        assert same(batch, torch.full((2, 5000), value))
+    del held, batch
+    assert taken(pool) == set()
+    assert lies_in_a_slot(pool, pool.result(pool.submit(("collate", 1)))[0])
+
+
+def test_a_held_result_keeps_its_slot_and_the_rest_go_round(make):
+    pool = make(ahead=4)
+    (held,) = pool.result(pool.submit(("collate", -1)))
+    part = held[1, 7:9]
+    del held
+    for value in range(50):
+        assert same(pool.result(pool.submit(("collate", value))), [torch.full((2, 5000), value)])
+    assert len(taken(pool)) == 1
+    assert part.tolist() == [-1, -1]
+    pool.close()
+    del pool
+    assert part.tolist() == [-1, -1]
+
+
+def test_a_result_without_large_parts_holds_no_slot(make):
+    pool = make()
+    held = [pool.result(pool.submit(("tensor", 100))) for _ in range(20)]
+    assert taken(pool) == set()
+    assert len(held) == 20
+
+
+def test_forget_gives_slots_back(make, pipe):
+    pool = make(1, ahead=4)
+    pool.submit(("wait", pipe[0]))
+    for value in range(3000):  # more than the channel holds, so some are not even sent
+        pool.submit(("collate", value))
+    assert len(taken(pool)) == 8
+    pool.forget()
+    assert len(taken(pool)) <= 1  # what is running keeps its own
+    os.write(pipe[1], b"x")
+    finish(pool)
+    assert taken(pool) == set()
+
+
+def test_a_refused_ticket_takes_no_slot(make):
+    pool = make(1)
+    for _ in range(20):
+        with pytest.raises(Exception, match="pickle"):
+            pool.submit(("square", lambda: 0))
+    assert taken(pool) == set()
+
+
+def test_no_slot_is_lost_over_many_rounds(make, pipe):
+    pool = make(2, ahead=4)
+    draw = random.Random(5)
+    kinds = [("collate", 2), ("tensor", 5000), ("tensor", 3), ("raise", ValueError("x")), ("unpicklable", None)]
+    held = []
+    for _ in range(60):
+        tasks = [(pool.submit(kind), kind) for kind in draw.choices(kinds, k=draw.randint(1, 6))]
+        for task, (what, value) in tasks[: draw.randint(0, 6)]:
+            if what in ("raise", "unpicklable"):
+                with pytest.raises(Exception, match=r"x|pickle"):
+                    pool.result(task)
+            else:
+                found = pool.result(task)
+                expected = torch.full((2, 5000), 2) if what == "collate" else torch.full((value,), 3.0)
+                assert same(found, [expected])
+                held = [*held[-4:], found]
+        if draw.random() < 0.3:
+            pool.forget()
+        if draw.random() < 0.1:
+            slow = pool.submit(("wait", pipe[0]))
+            with pytest.raises(WorkerTimeoutError):
+                pool.result(slow, timeout=0.001)
+            os.write(pipe[1], b"x")
+            assert pool.result(slow) == ["waited"]
+    pool.forget()
+    finish(pool)
+    del held, found
+    gc.collect()  # tracebacks
+    assert sorted(pool._arena._free) == list(range(8))

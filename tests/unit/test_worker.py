@@ -14,14 +14,15 @@ import numpy as np
 import pytest
 import torch
 import torch.utils.data._utils.collate as torch_collate
-from torch.utils.data import get_worker_info
+from torch.utils.data import default_collate, get_worker_info
 
 from stateful_pipes.prefetch.channel import open_channel, pack, receive, send
 from stateful_pipes.prefetch.remote_error import restore
 from stateful_pipes.prefetch.slots import Arena
 from stateful_pipes.prefetch.worker import STARTED, Job, Result, work
 from stateful_pipes.rng import WORKER, derive
-from tests.streams import generator_states
+from tests.streams import generator_states, same
+from tests.unit.test_slots import shrink, taken, twin
 
 
 class Squares:
@@ -54,25 +55,25 @@ def this_process_as_a_worker(monkeypatch):
     torch.set_rng_state(states[2])
 
 
-def answers(tickets, *, main_pid=None, init=None, worker_id=1):
-    """What a worker sends for these tickets until its channel is shut down."""
+def answers(tickets, *, main_pid=None, init=None, worker_id=1, arena=None, runner=None):
+    """What a worker sends for these tickets until its channel is shut down. Of an arena, each ticket gets a slot."""
     tasks, worker_tasks = open_channel()
     results, worker_results = open_channel()
     for task, ticket in enumerate(tickets):
-        send(tasks, pack((task, -1, ticket)))
+        send(tasks, pack((task, arena.borrow() if arena else -1, ticket)))
     tasks.close()  # after the tickets, the worker reads the end
-    job = Job(Squares(), Arena(0), worker_id, 3, "the dataset", 7, init, os.getpid() if main_pid is None else main_pid)
-    work(job, worker_tasks, worker_results)
-    worker_results.close()
-    found = []
-    while True:
-        try:
-            found.append(Result(*receive(results)))
-        except EOFError:
-            break
-    for end in (worker_tasks, results):
-        end.close()
-    return found
+    main_pid = os.getpid() if main_pid is None else main_pid
+    own = twin(arena) if arena else Arena(0)
+    job = Job(runner or Squares(), own, worker_id, 3, "the dataset", 7, init, main_pid)
+    with worker_tasks, results:
+        with worker_results:
+            work(job, worker_tasks, worker_results)
+        found = []
+        while True:
+            try:
+                found.append(Result(*receive(results, arena=arena)))
+            except EOFError:
+                return found
 
 
 @pytest.mark.usefixtures("this_process_as_a_worker")
@@ -152,6 +153,175 @@ class TestWork:
         assert [receive(results)[2] for _ in range(2)] == [[4], [16]]
         for end in (worker_tasks, results, rival):
             end.close()
+
+
+class Batches:
+    """Collates as torch does; keeps, of the tickets of `keeps`, what `part` makes of the batch."""
+
+    def __init__(self, keeps=(), part=lambda batch: batch):
+        self.keeps, self.part = keeps, part
+        self.kept = []
+
+    def run(self, ticket):
+        batch = default_collate([torch.full((2000,), float(ticket)), torch.full((2000,), ticket + 0.5)])
+        if ticket in self.keeps:
+            self.kept.append(self.part(batch))
+        return [batch]
+
+
+def batch_of(ticket):
+    return torch.stack([torch.full((2000,), float(ticket)), torch.full((2000,), ticket + 0.5)])
+
+
+@pytest.fixture
+def arena(monkeypatch):
+    shrink(monkeypatch)
+    made = Arena(12)
+    yield made
+    made.close()
+
+
+@pytest.mark.usefixtures("this_process_as_a_worker")
+class TestWithSlots:
+    def test_batches_lie_in_them_and_each_is_free_again_with_its_batch(self, arena):
+        found = answers([1, 2, 3], arena=arena, runner=Batches())
+        assert taken(arena, 12) == [0, 1, 2]
+        assert all(same(result.items, [batch_of(ticket)]) for result, ticket in zip(found, [1, 2, 3], strict=True))
+        del found[1]
+        assert taken(arena, 12) == [0, 2]
+        del found
+        assert taken(arena, 12) == []
+
+    @pytest.mark.parametrize(
+        "part",
+        [
+            lambda batch: batch,
+            lambda batch: batch[1, 3:5],
+            lambda batch: batch.numpy(),
+            lambda batch: batch.untyped_storage(),
+            lambda batch: {"deep": [(batch.T, 1)]},
+        ],
+        ids=["batch", "slice", "array", "storage", "deep"],
+    )
+    def test_of_what_is_kept_the_items_are_copies_and_the_slot_is_never_used_again(self, arena, part):
+        runner = Batches([1, 2, 4], part)
+        found = answers(range(6), arena=arena, runner=runner)
+        assert all(same(result.items, [batch_of(ticket)]) for ticket, result in enumerate(found))
+        found[1].items[0].zero_()  # the caller's copy is not the runner's
+        for ticket, kept in zip([1, 2, 4], runner.kept, strict=True):
+            expected = part(batch_of(ticket))
+            if isinstance(expected, torch.UntypedStorage):
+                kept, expected = bytes(kept), bytes(expected)
+            assert same(kept, expected)
+        del found
+        # The later ones are kept too, but lie elsewhere: no further slot is lost.
+        assert taken(arena, 12) == [1]
+
+    def test_what_was_kept_stays_as_it_was_when_every_slot_is_used_again(self, arena):
+        runner = Batches([0])
+        del answers([0], arena=arena, runner=runner)[0]
+        for _ in range(3):
+            answers(range(1, 12), arena=arena, runner=runner)
+        assert len(arena._free) == 11
+        assert same(runner.kept, [batch_of(0)])
+
+    def test_a_batch_kept_and_sent_again_and_again(self, arena):
+        """A cache of ready batches: each time it is the same to the receiver."""
+
+        class Cached(Batches):
+            def run(self, ticket):
+                if not self.kept:
+                    self.kept = super().run(7)
+                return self.kept
+
+        found = answers(range(5), arena=arena, runner=Cached())
+        assert all(same(result.items, [batch_of(7)]) for result in found)
+        found[2].items[0].zero_()
+        assert same(found[3].items, [batch_of(7)])
+
+    def test_a_batch_in_a_cycle_is_not_kept(self, arena):
+        class Cycle(Batches):
+            def run(self, ticket):
+                items = super().run(ticket)
+                cycle = [items]
+                cycle.append(cycle)
+                return items
+
+        gc.disable()
+        try:
+            found = answers(range(6), arena=arena, runner=Cycle())
+            assert all(same(result.items, [batch_of(ticket)]) for ticket, result in enumerate(found))
+            del found
+            assert taken(arena, 12) == []
+        finally:
+            gc.enable()
+
+    def test_errors_lose_no_slot(self, arena):
+        class Failing(Batches):
+            def run(self, ticket):
+                batch = super().run(ticket)
+                if ticket % 3 == 1:
+                    raise ValueError(batch)
+                return [*batch, lambda: 0] if ticket % 3 == 2 else batch
+
+        found = answers(range(9), arena=arena, runner=Failing())
+        assert [result.items is None for result in found] == [False, True, True] * 3
+        del found
+        assert taken(arena, 12) == []
+
+    def test_an_error_that_is_kept_keeps_its_batch_from_being_overwritten(self, arena):
+        class Failing(Batches):
+            def run(self, ticket):
+                batch = super().run(ticket)
+                try:
+                    raise ValueError
+                except ValueError as error:
+                    self.kept.append((error, batch))
+                    raise
+
+        runner = Failing()
+        found = answers(range(3), arena=arena, runner=runner)
+        assert all(type(restore(result.error)) is ValueError for result in found)
+        assert all(same(kept, [batch_of(ticket)]) for ticket, (_, kept) in enumerate(runner.kept))
+
+    def test_what_can_be_sent_but_not_be_copied_is_told_and_the_worker_goes_on(self, arena):
+        """It cannot be unpickled, which otherwise only the receiver would notice."""
+
+        class Broken:
+            def __reduce__(self):
+                return int, ("x",)
+
+        class Keeping(Batches):
+            def run(self, ticket):
+                return [*super().run(ticket), Broken()] if ticket == 1 else super().run(ticket)
+
+        found = answers(range(3), arena=arena, runner=Keeping([1]))
+        assert same([found[0].items, found[2].items], [[batch_of(0)], [batch_of(2)]])
+        assert "invalid literal" in str(restore(found[1].error))
+
+    def test_a_batch_of_which_only_a_part_fits(self, arena):
+        class Large(Batches):
+            def run(self, ticket):
+                return [Batches.run(self, number) for number in range(10)]  # 160 KB
+
+        for keeps in ([], [3]):
+            (found,) = answers([0], arena=arena, runner=Large(keeps))
+            assert same(found.items, [[batch_of(number)] for number in range(10)])
+            del found
+            assert len(taken(arena, 12)) == len(keeps)
+
+    def test_arrays_that_view_what_was_collated_lose_no_slot(self, arena):
+        """Their bytes lie in the slot without anyone's keeping them, also when they have to travel beside it."""
+
+        class Arrays(Batches):
+            def run(self, ticket):
+                return [Batches.run(self, ticket)[0].numpy() for _ in range(3)]  # 3 * 16 KB and copies of them
+
+        found = answers(range(4), arena=arena, runner=Arrays())
+        for ticket, result in enumerate(found):
+            assert same(result.items, [batch_of(ticket).numpy()] * 3)
+        del found, result
+        assert taken(arena, 12) == []
 
 
 def test_this_process_is_as_it_was():
