@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 PACKAGES = (
     *("stateful_pipes", "torch", "numpy", "torchdata", "grain", "nvidia-dali-cuda120"),
-    *("pillow", "scikit-learn", "psutil", "matplotlib"),
+    *("pillow", "scikit-learn"),
 )
 ROUNDS = 11
 TOLERANCE = 0.1

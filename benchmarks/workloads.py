@@ -22,7 +22,7 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset
 
-LENGTH = 2**17
+LENGTH = 2**18
 CROP = 224
 
 

@@ -9,58 +9,79 @@ from pathlib import Path
 import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-EXPECTED = [
-    ("stateful_pipes", 0, 5),
-    ("stateful_pipes", 10**6, 5),
-    ("stateful_pipes", 10**9, 5),
-    ("stateful_pipes", 10**12, 5),
-    ("torchdata", 0, 2),
-    ("torchdata", 9_984, 2),
-    ("torchdata", 99_968, 2),
-    ("state_dict(), 2 workers", 10**12, 5),
-]
-HEADER = re.compile(r"what +position +times +median ms +p10 ms +p90 ms +ratio")
-LINE = re.compile(r"(\S.*?) +([\d,]+) +(\d+) +\d+\.\d{3} +\d+\.\d{3} +\d+\.\d{3} +(\d+\.\d\d|-)")
+QUESTIONS = sorted(path.stem for path in BENCHMARKS.glob("*.py") if re.search(r"^    report\(", path.read_text(), re.MULTILINE))
+HEADER = re.compile(r"what +unit +times +lower q\. +median +upper q\. +target +reached")
+LINE = re.compile(r"(\S.*?) {2,}(\S.*?) +(\d+)(?: +-?[\d.,e+-]+){3} {2,}(?:- +-|at (?:least|most) [\d.e+-]+ +(?:yes|no))")
 
 
-def rows_of(table):
-    """What, position and count of a table's lines, all of which must be whole."""
-    header, *lines = table
-    assert HEADER.fullmatch(header)
-    matches = [LINE.fullmatch(line) for line in lines]
-    assert all(matches), table
-    assert [match[4] == "-" for match in matches] == [match[1].startswith("state_dict") for match in matches]
-    assert [match[4] for match in matches if match[2] == "0"] == ["1.00", "1.00"]
-    return [(match[1], int(match[2].replace(",", "")), int(match[3])) for match in matches]
+def run(name, *arguments):
+    command = [sys.executable, str(BENCHMARKS / f"{name}.py"), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
 
 
 @pytest.fixture(scope="module")
-def smoke(tmp_path_factory):
-    path = tmp_path_factory.mktemp("benchmark") / "resume.json"
-    command = [sys.executable, str(BENCHMARKS / "resume.py"), "--smoke", "--json", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines(), json.loads(path.read_text())
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("results")
 
 
-def test_the_table_has_a_line_for_each_position(smoke):
-    *table, size = smoke[0]
-    assert rows_of(table) == EXPECTED
-    assert re.fullmatch(r"state as JSON: \d+ bytes", size)
+@pytest.fixture(scope="module", params=QUESTIONS)
+def smoke(request, folder):
+    path = folder / f"{request.param}.json"
+    return request.param, run(request.param, "--smoke", "--json", path), json.loads(path.read_text())
 
 
-def test_the_json_has_every_time_and_what_it_depends_on(smoke):
-    found = smoke[1]
-    assert [(row["what"], row["position"], len(row["seconds"])) for row in found["rows"]] == EXPECTED
-    assert found["versions"].keys() == {"python", "numpy", "torch", "torchdata", "stateful_pipes"}
+def test_every_benchmark_is_among_those_that_run():
+    with_main = {path.stem for path in BENCHMARKS.glob("*.py") if "def main(" in path.read_text()}
+    assert set(QUESTIONS) == with_main - {"plot"}
+    assert {"throughput", "peers_throughput", "limit", "resume"} <= with_main
+
+
+def test_the_table_has_a_whole_line_for_each_figure_of_the_json(smoke):
+    name, printed, found = smoke
+    head = next(number for number, line in enumerate(printed) if HEADER.fullmatch(line.strip()))
+    lines = [LINE.fullmatch(line) for line in printed[head + 1 : head + 1 + len(found["figures"])]]
+    assert all(lines), printed
+    assert [(line[1], line[2], int(line[3])) for line in lines] == [
+        (figure["what"], figure["unit"], len(figure["values"])) for figure in found["figures"]
+    ]
+    assert len({(figure["what"], figure["unit"]) for figure in found["figures"]}) == len(lines)
+    assert found["benchmark"] == name
+
+
+def test_the_json_has_what_its_figures_depend_on(smoke):
+    found = smoke[2]
+    assert found["versions"].keys() >= {"python", "numpy", "torch", "torchdata", "stateful_pipes"}
     assert found["cores"] >= 1
     assert found["commit"]
     assert found["smoke"] is True
-    assert found["state_bytes"] > 0
+    for figure in found["figures"]:
+        assert figure["lower"] <= figure["median"] <= figure["upper"]
+        assert (figure["reached"] is None) == (figure["target"] is None)
 
 
-def test_the_docstring_and_the_readme_show_the_same_whole_table():
-    text = (BENCHMARKS / "resume.py").read_text().split('"""')[1]
-    table = [line[4:] for line in text.splitlines() if re.match(r"    (what|stateful_pipes|torchdata|state_dict)", line)]
-    assert {(what, position) for what, position, _ in rows_of(table)} > {(what, position) for what, position, _ in EXPECTED}
-    assert "\n".join(table) in (BENCHMARKS / "README.md").read_text()
+def test_the_docstring_gives_the_command_and_a_place_for_the_table(smoke):
+    text = (BENCHMARKS / f"{smoke[0]}.py").read_text().split('"""')[1]
+    assert f"python benchmarks/{smoke[0]}.py" in text
+    assert "[--json PATH] [--smoke]" in text
+    assert re.search(r"^Latest.*:$", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_a_table_in_a_docstring_is_whole_and_the_one_in_the_readme(name):
+    _, _, latest = (BENCHMARKS / f"{name}.py").read_text().split('"""')[1].partition("\nLatest")
+    shown = [line.removeprefix("    ") for line in latest.splitlines() if line.startswith("    ")]
+    if shown:
+        header, *lines = shown
+        assert HEADER.fullmatch(header)
+        assert lines
+        assert all(map(LINE.fullmatch, lines))
+        assert "\n".join(shown) in (BENCHMARKS / "README.md").read_text()
+
+
+@pytest.mark.parametrize("smoke", ["throughput"], indirect=True)
+def test_the_plots_are_drawn_from_the_json(smoke, folder):
+    drawn = run("plot", "--results", folder)
+    assert {str(folder / "throughput.png"), str(folder / "cpu.png")} <= set(drawn)
+    assert all(Path(path).read_bytes().startswith(b"\x89PNG") for path in drawn)
