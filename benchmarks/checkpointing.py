@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Generator
 from contextlib import AbstractContextManager, closing, nullcontext
 from functools import partial
 from itertools import islice
@@ -25,7 +24,7 @@ from unittest.mock import patch
 
 import torch
 from harness import ROUNDS, Figure, arguments, in_turn, ratios, report, require
-from peers import WORKERS, Contestant, cost, ours
+from peers import WORKERS, Batches, Contestant, cost
 from workloads import Workload, workload
 
 from stateful_pipes import StatefulDataLoader
@@ -33,20 +32,21 @@ from stateful_pipes import StatefulDataLoader
 EVERY = 100
 
 
-def saving(workload: Workload, path: Path, every: int = EVERY, sync: bool = True) -> Generator[Any, None, None]:
-    """Ours, with its states and files."""
+def loading(workload: Workload, path: Path, every: int, sync: bool = True) -> Batches:
+    """Ours, with its states and a file after each `every` batches; with 0, neither."""
     scope: AbstractContextManager[Any] = nullcontext() if sync else patch.object(os, "fsync", lambda _: None)
     loader: StatefulDataLoader[Any]
     with scope, StatefulDataLoader(workload.dataset, workload.batch_size, True, num_workers=WORKERS) as loader:
         for number, batch in enumerate(loader, 1):
-            loader.state_dict()
-            if number % every == 0:
-                loader.checkpoint(path)
+            if every:
+                loader.state_dict()
+                if number % every == 0:
+                    loader.checkpoint(path)
             yield batch
 
 
 def check(workload: Workload, path: Path) -> None:
-    with closing(saving(workload, path, every=3)) as batches:
+    with closing(loading(workload, path, every=3)) as batches:
         *_, fourth = islice(batches, 4)
     resumed: StatefulDataLoader[torch.Tensor]
     with StatefulDataLoader(workload.dataset, workload.batch_size, True, checkpoint=path) as resumed:
@@ -61,9 +61,9 @@ def main() -> None:
         check(u8, path)
         every = 2 if options.smoke else EVERY
         contestants: dict[str, Contestant] = {
-            "no states": ours,
-            "states and files": partial(saving, path=path, every=every),
-            "the same without fsync": partial(saving, path=path, every=every, sync=False),
+            "no states": partial(loading, path=path, every=0),
+            "states and files": partial(loading, path=path, every=every),
+            "the same without fsync": partial(loading, path=path, every=every, sync=False),
         }
         runs = {name: partial(cost, contestant, u8, 2) for name, contestant in contestants.items()}
         found = in_turn(runs, 2 if options.smoke else ROUNDS)
