@@ -205,6 +205,51 @@ def borrow_under(limit, size):
     os._exit(7 if Arena(64).borrow() == -1 else 8)
 
 
+def in_a_fork(act):
+    """Forks; returns a function that lets the child act and waits for its end."""
+    wait, go = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.read(wait, 1)
+            act()
+        finally:
+            os._exit(0)
+
+    def run():
+        os.write(go, b"x")
+        os.waitpid(pid, 0)
+        os.close(wait)
+        os.close(go)
+
+    return run
+
+
+class TestForks:
+    """What a fork closes or drops is its own copy; the memory is shared with this process, which goes on using it."""
+
+    def test_closing_it_there_empties_no_slot_here(self, arena):
+        close = in_a_fork(arena.close)
+        arena.look(0)[:] = b"x" * SIZE
+        held = arena.view(arena.borrow())  # a slot that was free when the process forked
+        close()
+        assert bytes(held) == b"x" * SIZE
+
+    @pytest.mark.parametrize("closed_before", [True, False])
+    def test_dropping_a_batch_there_leaves_it_here(self, arena, closed_before):
+        arena.look(0)[:] = b"x" * SIZE
+        held = [arena.view(arena.borrow())]
+        if closed_before:
+            arena.close()
+
+        def drop():
+            arena.close()
+            held.clear()
+
+        in_a_fork(drop)()
+        assert bytes(held[0]) == b"x" * SIZE
+
+
 @pytest.mark.parametrize(
     ("limit", "size"),
     [(resource.RLIMIT_AS, 500 * 2**30), (resource.RLIMIT_FSIZE, 64 * 2**20)],
