@@ -124,10 +124,11 @@ def dali(workload: Workload, shuffle: bool = True) -> Batches:
 
 
 def keep_memory(worker_id: int = 0) -> None:
-    """Has glibc keep what is freed: else each large tensor is mapped and its pages are made anew."""
+    """Has glibc keep what is freed, as ours does: else each large tensor is mapped and its pages are made anew."""
     mallopt = ctypes.CDLL(None).mallopt
     for name in (-3, -1):  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD
-        require(mallopt(name, 1 << 30) == 1, "this C library does not take the allocator's settings")
+        taken = mallopt(name, 2**30) or mallopt(name, 2**25)
+        require(bool(taken), "this C library does not take the allocator's settings")
 
 
 def installed(package: str) -> bool:
