@@ -94,19 +94,17 @@ def pack(value: object, slot: Slot | None = None) -> Message:
     """
     stream = io.BytesIO()
     buffers: list[pickle.PickleBuffer] = []
-    pickler = _Pickler(stream, slot, buffers)
-    pickler.dump(value)
+    _Pickler(stream, protocol=5, buffer_callback=buffers.append).dump(value)
     spill = _Spill()
     pickled = stream.getvalue()
     here: list[Any] = [pickled]
     directory = [len(buffers), len(pickled)]
-    for number, buffer in enumerate(buffers):
-        data = buffer.raw()
+    for data in (buffer.raw() for buffer in buffers):
         address = _HERE
-        if data.nbytes <= SMALL_BYTES:
-            here.append(data)
-        elif (address := pickler.placed.get(number, _HERE)) == _HERE:
+        if data.nbytes > SMALL_BYTES:
             address = _store(data, slot, spill)
+        else:
+            here.append(data)
         directory += (address, data.nbytes)
     body = _joined(struct.pack(f"<{len(directory)}q", *directory), *here)
     address = _HERE if len(body) <= _PACKET - _HEAD.size else _store(memoryview(body), slot, spill)
@@ -199,26 +197,16 @@ def _write(descriptor: int, segments: list[Any]) -> None:
 
 
 class _Pickler(pickle.Pickler):
-    """Plain tensors as out-of-band buffers; torch's own reduction would copy them into the pickle.
-
-    Attributes:
-        placed: Offsets in the slot of those of `buffers`, by number, that lie there already.
-    """
-
-    def __init__(self, stream: io.BytesIO, slot: Slot | None, buffers: list[pickle.PickleBuffer]) -> None:
-        super().__init__(stream, protocol=5, buffer_callback=buffers.append)
-        self.placed: dict[int, int] = {}
-        self._slot = slot
-        self._buffers = buffers
+    """Plain tensors as out-of-band buffers; torch's own reduction would copy them into the pickle."""
 
     def reducer_override(self, value: Any) -> Any:
         if type(value) is not torch.Tensor:
             return NotImplemented
         if (code := _CODES.get(value.dtype)) is not None:
             with suppress(RuntimeError, TypeError):  # gradients, lazy conjugates, other devices and layouts
-                array = value.numpy()
+                array: Any = value.numpy()
                 if array.flags.c_contiguous:
-                    return self._reduced(array, value, code, array.shape, None)
+                    return _rebuild_tensor, (pickle.PickleBuffer(array), code, array.shape, None)
         if (
             value.layout is torch.strided
             and value.device.type == "cpu"
@@ -227,35 +215,26 @@ class _Pickler(pickle.Pickler):
             and not value.is_nested
         ):
             value = value.resolve_conj().resolve_neg()
-            order = _dimensions(value)
-            dense = value.contiguous() if order is None else value.permute(order)
+            # Another memory format, such as channels last, is kept, if there are no gaps.
+            order = sorted(range(value.dim()), key=value.stride, reverse=True)
+            strides = value.stride() if value.permute(order).is_contiguous() else None
+            dense = value.contiguous() if strides is None else value.permute(order)
             # A single element may have any stride and still be called contiguous.
             flat = dense.as_strided((dense.numel(),), (1,))
-            data = flat.view(torch.uint8).numpy() if dense.numel() else b""
-            return self._reduced(data, dense, value.dtype, tuple(dense.shape), order)
+            data: Any = flat.view(torch.uint8).numpy() if dense.numel() else b""
+            return _rebuild_tensor, (pickle.PickleBuffer(data), value.dtype, tuple(value.shape), strides)
         return NotImplemented
 
-    def _reduced(self, data: Any, dense: torch.Tensor, dtype: Any, shape: tuple[int, ...], order: tuple[int, ...] | None) -> Any:
-        if self._slot is not None and (offset := self._slot.offset_of(dense)) >= 0:
-            self.placed[len(self._buffers)] = offset  # the pickler's next buffer is this one
-        return _rebuild_tensor, (pickle.PickleBuffer(data), dtype, shape, order)
 
-
-def _dimensions(value: torch.Tensor) -> tuple[int, ...] | None:
-    """For a dense tensor in another memory format, such as channels last, its dimensions from the slowest to the fastest."""
-    if value.is_contiguous():
-        return None
-    order = tuple(sorted(range(value.dim()), key=value.stride, reverse=True))
-    return order if value.permute(order).is_contiguous() else None
-
-
-def _rebuild_tensor(data: Any, dtype: int | torch.dtype, shape: tuple[int, ...], order: tuple[int, ...] | None) -> torch.Tensor:
+def _rebuild_tensor(data: Any, dtype: int | torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...] | None) -> torch.Tensor:
     # A storage of exactly this tensor's size: torch.save writes whole storages.
     if isinstance(dtype, int):
-        dense = torch.from_numpy(np.ndarray(shape, _NUMPY[dtype], data))
-    else:
-        dense = torch.empty(shape, dtype=dtype) if 0 in shape else torch.frombuffer(data, dtype=dtype).view(shape)
-    return dense if order is None else dense.permute(sorted(range(len(order)), key=order.__getitem__))
+        return torch.from_numpy(np.ndarray(shape, _NUMPY[dtype], data))
+    if 0 in shape:
+        return torch.empty(shape, dtype=dtype)
+    flat = torch.frombuffer(data, dtype=dtype)
+    # Not a view, which could not be detached in place.
+    return flat.set_(flat.untyped_storage(), 0, shape, strides or torch.empty(shape, device="meta").stride())
 
 
 # The types that NumPy has as well go by number and through it: that takes a third of the time.

@@ -27,18 +27,34 @@ def into(slot: Slot | None) -> None:
 
 
 def install() -> None:
-    """Hooks torch's collate; for a worker process only."""
-    torch_collate.default_collate_fn_map[torch.Tensor] = _stack
+    """Hooks torch's collate, unless the user has; for a worker process only."""
+    table = torch_collate.default_collate_fn_map
+    if table.get(torch.Tensor) is torch_collate.collate_tensor_fn:
+        table[torch.Tensor] = _stack
 
 
 def _stack(batch: list[torch.Tensor], *, collate_fn_map: dict[Any, Callable[..., Any]] | None = None) -> torch.Tensor:
+    """What torch's own does in the main process, where it is `torch.stack` after a few refusals."""
     first = batch[0]
-    if first.layout is not torch.strided or first.device.type != "cpu" or first.is_nested or first.is_quantized:
-        stacked: torch.Tensor = torch_collate.collate_tensor_fn(batch, collate_fn_map=collate_fn_map)
-        return stacked
+    if first.layout is not torch.strided or first.is_nested:
+        refused: torch.Tensor = torch_collate.collate_tensor_fn(batch, collate_fn_map=collate_fn_map)
+        return refused
     slot, dtype = _slot, first.dtype
-    if slot is not None and all(type(one) is torch.Tensor and one.dtype is dtype for one in batch):
+    if (
+        slot is not None
+        and first.is_cpu
+        and not first.is_quantized
+        and all(type(one) is torch.Tensor and one.dtype is dtype for one in batch)
+        and _stacks_to_contiguous(first)
+    ):
         out = slot.tensor((len(batch), *first.shape), dtype)
         with suppress(RuntimeError):  # unequal shapes, gradients: for torch.stack alone to judge
             return torch.stack(batch, 0, out=out)
     return torch.stack(batch, 0)
+
+
+def _stacks_to_contiguous(first: torch.Tensor) -> bool:
+    """Whether torch.stack, left alone, gives the default memory format: it does if one tensor suggests that."""
+    if first.is_contiguous():
+        return True
+    return torch.stack([torch.empty_strided(first.shape, first.stride(), device="meta")]).is_contiguous()

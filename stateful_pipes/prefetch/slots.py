@@ -13,9 +13,11 @@ import os
 import resource
 import threading
 import weakref
+from contextlib import suppress
 from multiprocessing.reduction import DupFd
 from typing import Any, cast
 
+import numpy as np
 import torch
 
 __all__ = ["SLOT_BYTES", "SMALL_BYTES", "Arena", "Slot", "map_file"]
@@ -27,39 +29,88 @@ SMALL_BYTES = 4096
 """What is no larger does not lie in a slot: it travels in the message, so that a kept label holds no slot."""
 
 _ALIGN = 64
-_Memory = ctypes.c_ubyte * SLOT_BYTES
+# From mman.h: frees the pages, in the file too.
+_MADV_REMOVE = 9
+
+
+class _Shelf:
+    """The numbers of the free slots. It outlives the arena for as long as a slot is viewed."""
+
+    def __init__(self, slots: int) -> None:
+        # Last freed, first used: its pages are there, and some still in the caches.
+        self.free = list(range(slots - 1, -1, -1))
+        self._closed_in = 0
+
+    def put(self, number: int, memory: ctypes.Array[Any]) -> None:
+        """Frees a slot that nothing views any more."""
+        self.free.append(number)
+        if self._closed_in == os.getpid():  # in a fork's child, the slot may still be the parent's
+            _empty(memory)
+
+    def close(self, memory: memoryview) -> None:
+        """From now on, what is free costs no memory."""
+        self._closed_in = os.getpid()
+        for number in self.free:
+            _empty(_Memory.from_buffer(memory, number * SLOT_BYTES))
+
+
+def _memory_type(size: int) -> Any:
+    class Memory(ctypes.c_ubyte * size):  # type: ignore[misc]  # made here
+        """A slot's bytes; its number is put on the shelf, if there is one, when the last view is gone."""
+
+        number = -1
+        shelf: _Shelf | None = None
+
+        def __del__(self) -> None:
+            if self.shelf is not None:
+                self.shelf.put(self.number, self)
+
+    return Memory
+
+
+_Memory = _memory_type(SLOT_BYTES)
+
+
+def _empty(memory: ctypes.Array[Any]) -> None:
+    with suppress(AttributeError):  # a C library without it
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(ctypes.addressof(memory)), ctypes.c_size_t(len(memory)), _MADV_REMOVE)
 
 
 class Arena:
     """A fixed number of slots. One is borrowed for a task, and is free again when nothing views it any more.
 
     Args:
-        slots: How many. None where the process's address space is limited, which would hold few of them and nothing else.
+        slots: How many. There are none where the process's address space or the size of its files is limited, or has no
+            room for them.
     """
 
     def __init__(self, slots: int) -> None:
+        # A limited address space would hold few slots, and nothing else.
         if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
             slots = 0
+        self._pid = os.getpid()
         descriptor = os.memfd_create("stateful_pipes")
-        self._open(descriptor, slots * SLOT_BYTES)
-        # Last freed, first used: its pages are there, and some still in the caches.
-        self._free = list(range(slots - 1, -1, -1))
-        self._viewed: dict[int, weakref.ref[Any]] = {}
+        try:
+            self._open(descriptor, slots * SLOT_BYTES)
+        except (OSError, RuntimeError):
+            slots = 0
+            self._open(descriptor, 0)
+        self._finalizer = weakref.finalize(self, os.close, descriptor)
+        self._shelf = _Shelf(slots)
 
     def _open(self, descriptor: int, size: int) -> None:
-        self._descriptor = descriptor
-        self._finalizer = weakref.finalize(self, os.close, descriptor)
         os.ftruncate(descriptor, size)
+        self._descriptor = descriptor
         self._memory = map_file(descriptor)
 
     def borrow(self) -> int:
         """The number of a free slot, or -1 if there is none."""
-        return self._free.pop() if self._free else -1
+        return self._shelf.free.pop() if self._shelf.free else -1
 
     def give_back(self, number: int) -> None:
         """Frees a borrowed slot that nothing views; does nothing for -1."""
         if number >= 0:
-            self._free.append(number)
+            self._shelf.free.append(number)
 
     def open(self, number: int) -> Slot:
         """A slot to write to."""
@@ -71,19 +122,16 @@ class Arena:
 
     def view(self, number: int) -> memoryview:
         """The bytes of a borrowed slot, which is freed when the last view of them is gone."""
-        held = _Memory.from_buffer(self._memory, number * SLOT_BYTES)
-        free, viewed = self._free, self._viewed
-
-        def gone(_: object) -> None:
-            del viewed[number]
-            free.append(number)
-
-        viewed[number] = weakref.ref(held, gone)
-        return memoryview(held).cast("B")
+        memory = _Memory.from_buffer(self._memory, number * SLOT_BYTES)
+        memory.number, memory.shelf = number, self._shelf
+        return memoryview(memory).cast("B")
 
     def close(self) -> None:
-        """Gives up the descriptor; what is mapped stays for as long as something views it."""
-        self._finalizer()
+        """Gives up the descriptor and the memory of all slots but those that are viewed, which stay for as long as they are."""
+        if self._finalizer.alive:
+            self._finalizer()
+            if os.getpid() == self._pid:
+                self._shelf.close(self._memory)
 
     def __getstate__(self) -> Any:
         return DupFd(self._descriptor), len(self._memory)
@@ -91,7 +139,9 @@ class Arena:
     def __setstate__(self, state: Any) -> None:
         descriptor, size = state
         self._open(descriptor.detach(), size)
-        self._free, self._viewed = [], {}  # borrowing is the main process's
+        self._pid = 0  # borrowing is the main process's
+        self._finalizer = weakref.finalize(self, os.close, self._descriptor)
+        self._shelf = _Shelf(0)
 
 
 class Slot:
@@ -104,8 +154,7 @@ class Slot:
 
     def __init__(self, number: int, memory: ctypes.Array[Any]) -> None:
         self.number = number
-        self._memory = memory
-        self._bytes = memoryview(memory).cast("B")
+        self._memory: ctypes.Array[Any] | None = memory
         self._start = ctypes.addressof(memory)
         self._used = 0
         # The user's code may collate in threads of its own.
@@ -115,38 +164,42 @@ class Slot:
         """An uninitialised tensor in the slot; None if it is small or does not fit."""
         count = math.prod(shape)
         size = count * dtype.itemsize
-        offset = self._reserve(size) if size > SMALL_BYTES else -1
-        if offset < 0:
-            return None
-        return torch.frombuffer(self._memory, dtype=dtype, count=count, offset=offset).view(shape)
+        memory, offset = self._reserve(size) if size > SMALL_BYTES else (None, -1)
+        return None if memory is None else torch.frombuffer(memory, dtype=dtype, count=count, offset=offset).view(shape)
 
     def put(self, data: memoryview) -> int:
-        """Copies bytes into the slot; returns their offset, or -1 if they do not fit."""
-        offset = self._reserve(data.nbytes)
+        """Copies bytes into the slot, unless they lie there; returns their offset, or -1 if they do not fit."""
+        offset = self.offset_of(np.frombuffer(data, np.uint8).ctypes.data)
         if offset >= 0:
-            self._bytes[offset : offset + data.nbytes] = data.cast("B")
+            return offset
+        memory, offset = self._reserve(data.nbytes)
+        if memory is not None:
+            memoryview(memory).cast("B")[offset : offset + data.nbytes] = data.cast("B")
         return offset
 
-    def offset_of(self, tensor: torch.Tensor) -> int:
-        """Where in the slot a contiguous tensor lies; -1 if it is elsewhere."""
-        offset = tensor.data_ptr() - self._start
+    def offset_of(self, address: int) -> int:
+        """Where in the slot an address lies; -1 if it is elsewhere."""
+        offset = address - self._start
         return offset if 0 <= offset < self._used else -1
 
     def let_go(self) -> bool:
         """Gives up the slot; returns whether nothing else in this process holds a tensor in it."""
-        held = weakref.ref(self._memory)
-        del self._memory, self._bytes
-        if held() is not None:
-            gc.collect()  # a cycle that nobody holds is no reason
-        return held() is None
+        with self._lock:
+            held = None if self._memory is None else weakref.ref(self._memory)
+            self._memory = None
+        for generation in (1, 2):  # a cycle that nobody holds is no reason; it is young, as a rule
+            if held is None or held() is None:
+                return True
+            gc.collect(generation)
+        return held is None or held() is None
 
-    def _reserve(self, size: int) -> int:
+    def _reserve(self, size: int) -> tuple[ctypes.Array[Any] | None, int]:
         with self._lock:
             offset = self._used
-            if size > SLOT_BYTES - offset:
-                return -1
+            if self._memory is None or size > SLOT_BYTES - offset:
+                return None, -1
             self._used += -(-size // _ALIGN) * _ALIGN
-            return offset
+            return self._memory, offset
 
 
 def map_file(descriptor: int) -> memoryview:

@@ -139,7 +139,10 @@ class _Bench:
             # The user's code has kept a tensor that lies in the slot, so nobody may write there again. The items go as
             # copies, the slot is never given back, and from now on it is not collated into.
             self._collates_into = False
-            message = _copied(message, self._job.arena)
+            try:
+                message = _copied(message, self._job.arena)
+            except Exception as error:
+                message = pack((task, self._job.worker_id, None, capture(error)))
         return message
 
     def _message(self, task: int, ticket: Any, slot: Slot | None) -> Message:

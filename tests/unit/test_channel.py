@@ -436,13 +436,13 @@ class TestWithASlot:
         maps, files = mappings(), descriptors()
         held = []
         for turn in range(60):
-            if arena._free:
+            if arena._shelf.free:
                 held.append((turn, by_slot(ends, arena, lambda slot: made_in(slot, 2000, turn))))  # noqa: B023
             assert all((tensor == number).all() for number, tensor in held)
             if turn % 4 == 3:
                 del held[turn % len(held)]
         held.clear()
-        assert sorted(arena._free) == [0, 1, 2]
+        assert sorted(arena._shelf.free) == [0, 1, 2]
         assert (mappings(), descriptors()) == (maps, files)
 
 

@@ -123,7 +123,8 @@ def test_it_gives_what_torch_gives_inline(kind, restored, slot, monkeypatch):
             continue
         for name in ("dtype", "shape", "device", "layout", "requires_grad", "is_quantized"):
             assert getattr(one, name) == getattr(other, name), name
-        assert one.stride() == other.stride()
+        # A dimension of one has no stride that matters.
+        assert one.squeeze().stride() == other.squeeze().stride()
         assert one.is_conj() == other.is_conj()
         if one.device.type == "cpu" and not one.is_quantized:
             raw = (
@@ -162,20 +163,20 @@ def test_what_torch_refuses_is_refused_in_its_words(samples, restored, slot, mon
 
 def test_what_is_large_lies_in_the_slot(hooked):
     batch = default_collate([{"x": torch.arange(N), "y": (torch.ones(2), np.arange(N))}] * 4)
-    assert hooked.offset_of(batch["x"]) == 0
-    assert hooked.offset_of(batch["y"][1]) > 0
-    assert hooked.offset_of(batch["y"][0]) == -1
+    assert hooked.offset_of(batch["x"].data_ptr()) == 0
+    assert hooked.offset_of(batch["y"][1].data_ptr()) > 0
+    assert hooked.offset_of(batch["y"][0].data_ptr()) == -1
 
 
 def test_without_a_slot_it_lies_elsewhere(hooked):
     collate.into(None)
-    assert hooked.offset_of(default_collate([torch.arange(N)] * 2)) == -1
+    assert hooked.offset_of(default_collate([torch.arange(N)] * 2).data_ptr()) == -1
 
 
 def test_when_the_slot_is_full_it_lies_elsewhere(hooked, monkeypatch):
-    monkeypatch.setattr(type(hooked), "_reserve", lambda self, size: -1)
+    monkeypatch.setattr(type(hooked), "_reserve", lambda self, size: (None, -1))
     batch = default_collate([torch.arange(N)] * 2)
-    assert hooked.offset_of(batch) == -1
+    assert hooked.offset_of(batch.data_ptr()) == -1
     assert same(batch, torch.stack([torch.arange(N)] * 2))
 
 
@@ -214,7 +215,7 @@ def test_threads_collate_into_one_slot_side_by_side(hooked):
         thread.join()
     for number in range(4):
         assert [batch.unique().tolist() for batch in found[number]] == [[100 * number + turn] for turn in range(20)]
-    assert all(hooked.offset_of(batch) >= 0 for batches in found.values() for batch in batches)
+    assert all(hooked.offset_of(batch.data_ptr()) >= 0 for batches in found.values() for batch in batches)
 
 
 def test_a_function_for_a_type_of_the_user_s_own(hooked):
@@ -223,7 +224,7 @@ def test_a_function_for_a_type_of_the_user_s_own(hooked):
 
     torch_collate.default_collate_fn_map[Boxes] = boxes
     batch = default_collate([Boxes(torch.arange(N))] * 2)
-    assert hooked.offset_of(batch) == 0
+    assert hooked.offset_of(batch.data_ptr()) == 0
     assert same(batch, torch.stack([torch.arange(N)] * 2))
 
 

@@ -319,7 +319,7 @@ def test_closing_while_another_thread_reaps_a_worker(make):
 
 def taken(pool):
     """The slots that are not free."""
-    return set(range(8)) - set(pool._arena._free)
+    return set(range(8)) - set(pool._arena._shelf.free)
 
 
 def lies_in_a_slot(pool, tensor):
@@ -335,7 +335,7 @@ def finish(pool):
 
 def test_twice_as_many_slots_as_tasks_ahead(make):
     pool = make(ahead=4)
-    assert sorted(pool._arena._free) == list(range(8))
+    assert sorted(pool._arena._shelf.free) == list(range(8))
     assert len(pool._arena._memory) == 8 * SLOT_BYTES
 
 
@@ -422,4 +422,4 @@ def test_no_slot_is_lost_over_many_rounds(make, pipe):
     finish(pool)
     del held, found
     gc.collect()  # tracebacks
-    assert sorted(pool._arena._free) == list(range(8))
+    assert sorted(pool._arena._shelf.free) == list(range(8))

@@ -222,7 +222,7 @@ class TestWithSlots:
         del answers([0], arena=arena, runner=runner)[0]
         for _ in range(3):
             answers(range(1, 12), arena=arena, runner=runner)
-        assert len(arena._free) == 11
+        assert len(arena._shelf.free) == 11
         assert same(runner.kept, [batch_of(0)])
 
     def test_a_batch_kept_and_sent_again_and_again(self, arena):
