@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,14 @@ __all__ = ["SamplerNode"]
 
 # An order costs the same numpy calls for one index as for thousands, so they are made ahead in blocks that grow to this.
 _CHUNK = 4096
+
+
+class _Chunk(NamedTuple):
+    """Indices made ahead: of which epoch, from which position on."""
+
+    epoch: int
+    first: int
+    indices: bytes
 
 
 class SamplerNode(Node[int]):
@@ -77,7 +85,7 @@ class SamplerNode(Node[int]):
                 remedy='Use uneven="pad"',
             )
         self._epoch, self._consumed = self.sampler.epoch, self.sampler.consumed
-        self._chunk: tuple[int, int, npt.NDArray[np.int64]] = (-1, 0, np.empty(0, np.int64))
+        self._chunk = _Chunk(-1, 0, b"")
         self.sampler.attach(self)
 
     def pull(self, count: int) -> Ticket:
@@ -89,7 +97,7 @@ class SamplerNode(Node[int]):
         step = self.world_size
         start = self._consumed + self.rank
         positions = (start, start + taken * step, step)
-        ticket = (self._epoch, positions, self._indices(start, taken).tobytes())
+        ticket = (self._epoch, positions, self._indices(start, taken))
         self._consumed += taken * step
         if self.sampler.length is not None:
             self._consumed = min(self._consumed, self.sampler.length)
@@ -121,7 +129,7 @@ class SamplerNode(Node[int]):
     def adopt(self, entry: Mapping[str, Any]) -> None:
         if self.sampler.seed is not None:
             self.sampler.seed = entry["seed"]
-        self._chunk = (-1, 0, np.empty(0, np.int64))
+        self._chunk = _Chunk(-1, 0, b"")
 
     def start(self, epoch: int) -> Mark:
         return (epoch, 0)
@@ -153,26 +161,26 @@ class SamplerNode(Node[int]):
         left = self.sampler.length - consumed
         return -(-left // self.world_size) if self.uneven == "pad" else left // self.world_size
 
-    def _indices(self, start: int, count: int) -> npt.NDArray[np.int64]:
-        """Indices at `count` of this rank's positions from `start` on, in blocks made ahead."""
-        epoch, first, chunk = self._chunk
+    def _indices(self, start: int, count: int) -> bytes:
+        """Indices at `count` of this rank's positions from `start` on, int64, in blocks made ahead."""
+        epoch, first, indices = self._chunk
         offset, misaligned = divmod(start - first, self.world_size)
-        if epoch != self._epoch or misaligned or not 0 <= offset <= len(chunk) - count:
-            chunk, offset = self._make(start, count), 0
-            self._chunk = (self._epoch, start, chunk)
-        return chunk[offset : offset + count]
+        if epoch != self._epoch or misaligned or not 0 <= offset <= len(indices) // 8 - count:
+            indices, offset = self._make(start, count), 0
+            self._chunk = _Chunk(self._epoch, start, indices)
+        return indices[8 * offset : 8 * (offset + count)]
 
-    def _make(self, start: int, count: int) -> npt.NDArray[np.int64]:
+    def _make(self, start: int, count: int) -> bytes:
         step, length = self.world_size, self.sampler.length
-        ahead = max(count, min(_CHUNK, 4 * len(self._chunk[2]) or 64))
+        ahead = max(count, min(_CHUNK, 4 * (len(self._chunk.indices) // 8) or 64))
         if length is not None:
             ahead = min(ahead, max(0, -(-(length - start) // step)))
         made = self._ask(range(start, start + ahead * step, step))
-        if length is None or ahead >= count:
-            return made
-        # Past the end, where the last round of ranks is padded by wrapping around.
-        wrapped = [self._ask(range(p % length, p % length + 1)) for p in range(start + ahead * step, start + count * step, step)]
-        return np.concatenate([made, *wrapped])
+        if length is not None and ahead < count:
+            # Past the end, where the last round of ranks is padded by wrapping around.
+            past = range(start + ahead * step, start + count * step, step)
+            made = np.concatenate([made, *(self._ask(range(p % length, p % length + 1)) for p in past)])
+        return made.tobytes()
 
     def _ask(self, positions: range) -> npt.NDArray[np.int64]:
         try:

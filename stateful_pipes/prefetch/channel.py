@@ -35,7 +35,8 @@ _NOTHING = memoryview(b"")
 _IOV_MAX = 1024
 # Plain integers: the enumeration's own arithmetic takes microseconds.
 _CLOSE_ON_EXEC = int(socket.MSG_CMSG_CLOEXEC)
-_HEAD = struct.Struct("<qqq")  # number of the slot, address and size of the body
+# The slot's number, and whether anything lies there; address and size of the body, and its buffers and bytes of pickle.
+_HEAD = struct.Struct("<q?qqqq")
 _FD_SPACE = socket.CMSG_SPACE(struct.calcsize("i"))
 
 
@@ -78,12 +79,11 @@ def receive(end: socket.socket, flags: int = 0, arena: Arena | None = None) -> A
         EOFError: the other end is gone.
         BlockingIOError: with MSG_DONTWAIT, there is none yet.
     """
-    packet = bytearray(_PACKET)
-    size, ancillary, _, _ = end.recvmsg_into((packet,), _FD_SPACE, flags | _CLOSE_ON_EXEC)
-    if size == 0:
+    packet, ancillary, _, _ = end.recvmsg(_PACKET, _FD_SPACE, flags | _CLOSE_ON_EXEC)
+    if not packet:
         raise EOFError("the channel is closed")
     file = _take_in(ancillary[0][2]) if ancillary else _NOTHING
-    return _unpack(packet[:size], file, arena)
+    return _unpack(packet, file, arena)
 
 
 def pack(value: object, slot: Slot | None = None) -> Message:
@@ -95,21 +95,37 @@ def pack(value: object, slot: Slot | None = None) -> Message:
     stream = io.BytesIO()
     buffers: list[pickle.PickleBuffer] = []
     _Pickler(stream, protocol=5, buffer_callback=buffers.append).dump(value)
+    body: bytes = stream.getvalue()
+    pickled = len(body)
     spill = _Spill()
-    pickled = stream.getvalue()
-    here: list[Any] = [pickled]
-    directory = [len(buffers), len(pickled)]
+    if buffers:
+        body = _with_buffers(body, buffers, slot, spill)
+    address, size = _HERE, len(body)
+    if size > _PACKET - _HEAD.size:
+        address, body = _store(memoryview(body), slot, spill), b""
+    number, is_used = (-1, False) if slot is None else (slot.number, slot.is_used)
+    return Message(_HEAD.pack(number, is_used, address, size, len(buffers), pickled), body, spill.segments)
+
+
+def _with_buffers(pickled: bytes, buffers: list[pickle.PickleBuffer], slot: Slot | None, spill: _Spill) -> bytes:
+    """The body: the directory, the pickle and the small buffers, each aligned; large buffers are stored."""
+    directory: list[int] = []
+    parts: list[Any] = [pickled]
     for data in (buffer.raw() for buffer in buffers):
         address = _HERE
         if data.nbytes > SMALL_BYTES:
             address = _store(data, slot, spill)
         else:
-            here.append(data)
+            parts.append(data)
         directory += (address, data.nbytes)
-    body = _joined(struct.pack(f"<{len(directory)}q", *directory), *here)
-    address = _HERE if len(body) <= _PACKET - _HEAD.size else _store(memoryview(body), slot, spill)
-    head = _HEAD.pack(-1 if slot is None else slot.number, address, len(body))
-    return Message(head, body if address == _HERE else b"", spill.segments)
+    out: list[Any] = [struct.pack(f"<{len(directory)}q", *directory)]
+    size = len(out[0])
+    for part in parts:
+        if padding := -size % _ALIGN:
+            out.append(bytes(padding))
+        out.append(part)
+        size = len(part)
+    return b"".join(out)
 
 
 def _store(data: memoryview, slot: Slot | None, spill: _Spill) -> int:
@@ -133,27 +149,21 @@ class _Spill:
         return address
 
 
-def _joined(*parts: Any) -> bytes:
-    """The parts one after another, each aligned."""
-    out: list[Any] = []
-    padding = 0
-    for part in parts:
-        if padding:
-            out.append(bytes(padding))
-        out.append(part)
-        padding = -len(part) % _ALIGN
-    return b"".join(out)
-
-
-def _unpack(packet: bytearray, file: memoryview, arena: Arena | None) -> Any:
-    number, address, size = _HEAD.unpack_from(packet)
-    # Viewed even if nothing lies there: so it is freed.
-    slot = arena.view(number) if arena is not None and number >= 0 else _NOTHING
-    # Copied to its exact size: the tensors that view it keep it alive.
-    body = memoryview(packet[_HEAD.size :] if address == _HERE else bytearray(_at(slot, file, address, size)))
-    count, pickled = struct.unpack_from("<qq", body)
-    directory = struct.unpack_from(f"<{2 * count}q", body, 16)
-    start = _aligned(16 + 16 * count)
+def _unpack(packet: bytes, file: memoryview, arena: Arena | None) -> Any:
+    number, is_used, address, size, count, pickled = _HEAD.unpack_from(packet)
+    slot = _NOTHING
+    if arena is not None:
+        if is_used:
+            slot = arena.view(number)
+        else:
+            arena.give_back(number)
+    body = memoryview(packet)[_HEAD.size :] if address == _HERE else _at(slot, file, address, size)
+    if count == 0:
+        return pickle.loads(body[:pickled])
+    # Copied to its exact size: the tensors that view it may be written to, and keep it alive.
+    body = memoryview(bytearray(body))
+    directory = struct.unpack_from(f"<{2 * count}q", body)
+    start = _aligned(16 * count)
     here = _aligned(start + pickled)
     buffers = []
     for address, size in zip(directory[::2], directory[1::2], strict=True):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -16,6 +17,9 @@ import torch.utils.data._utils.collate as torch_collate
 from stateful_pipes.prefetch.slots import Slot
 
 __all__ = ["install", "into"]
+
+_PLAIN = {torch.Tensor}
+_dtype_of = attrgetter("dtype")
 
 _slot: Slot | None = None
 
@@ -39,15 +43,16 @@ def _stack(batch: list[torch.Tensor], *, collate_fn_map: dict[Any, Callable[...,
     if first.layout is not torch.strided or first.is_nested:
         refused: torch.Tensor = torch_collate.collate_tensor_fn(batch, collate_fn_map=collate_fn_map)
         return refused
-    slot, dtype = _slot, first.dtype
+    slot = _slot
     if (
         slot is not None
         and first.is_cpu
         and not first.is_quantized
-        and all(type(one) is torch.Tensor and one.dtype is dtype for one in batch)
+        and set(map(type, batch)) == _PLAIN
+        and len(set(map(_dtype_of, batch))) == 1
         and _stacks_to_contiguous(first)
     ):
-        out = slot.tensor((len(batch), *first.shape), dtype)
+        out = slot.tensor((len(batch), *first.shape), first.dtype)
         with suppress(RuntimeError):  # unequal shapes, gradients: for torch.stack alone to judge
             return torch.stack(batch, 0, out=out)
     return torch.stack(batch, 0)

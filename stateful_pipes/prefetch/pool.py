@@ -186,13 +186,13 @@ class WorkerPool:
     def _wait(self, task: int, deadline: float | None) -> None:
         """Returns when there is a result to take in."""
         left = None if deadline is None else max(0, deadline - time.monotonic()) * 1000
-        ready = {fd for fd, _ in self._poll.poll(left)}
-        if not ready:
-            raise WorkerTimeoutError(f"task {task} is still under way", remedy="Raise timeout, or look at what the workers do")
+        ready = dict(self._poll.poll(left))
         if not self._finalizer.alive:
             raise IteratorInvalidError("the workers were closed by another thread")
         if self._results.fileno() in ready:
             return
+        if not ready:
+            raise WorkerTimeoutError(f"task {task} is still under way", remedy="Raise timeout, or look at what the workers do")
         for worker_id, process in enumerate(self._processes):
             if process.sentinel in ready:
                 raise self._died(worker_id, process)

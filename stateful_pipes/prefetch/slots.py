@@ -182,6 +182,11 @@ class Slot:
         offset = address - self._start
         return offset if 0 <= offset < self._used else -1
 
+    @property
+    def is_used(self) -> bool:
+        """Whether anything lies in it."""
+        return self._used > 0
+
     def let_go(self) -> bool:
         """Gives up the slot; returns whether nothing else in this process holds a tensor in it."""
         with self._lock:

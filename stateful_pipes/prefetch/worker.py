@@ -70,6 +70,8 @@ def work(job: Job, tasks: socket.socket, results: socket.socket) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(1)
+    with suppress(OSError):  # else a worker that wakes up would take the training loop's core from it
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     _keep_freed_memory()
     collate.install()
     try:
@@ -82,11 +84,11 @@ def work(job: Job, tasks: socket.socket, results: socket.socket) -> None:
         gc.freeze()  # what was there at the start is nobody's garbage
         bench = _Bench(job)
         while True:
-            main.wait(tasks, select.POLLIN)
             try:
                 task, slot, ticket = receive(tasks, _DONTWAIT)
-            except BlockingIOError:
-                continue  # another worker was quicker
+            except BlockingIOError:  # none there, or another worker was quicker
+                main.wait(tasks, select.POLLIN)
+                continue
             message = bench.run(task, slot, ticket)
             try:
                 _deliver(main, results, message)
