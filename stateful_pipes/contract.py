@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stateful_pipes.fields import Field
+from stateful_pipes.fields import Field, Scalar
 from stateful_pipes.rng import GlobalGenerator
 from stateful_pipes.stream import Mark, Ticket
 
@@ -39,6 +39,10 @@ class NodeContract:
     def fields(self, mark: Mark) -> dict[str, Field]:
         """The node's own entry in the state at `mark`: its arguments and its own part of the cursor."""
         return {}
+
+    def values(self, mark: Mark) -> dict[str, Scalar]:
+        """The values of `fields` alone: a state is asked for more often than one is loaded."""
+        return {name: field.value for name, field in self.fields(mark).items()}
 
     def parts(self, mark: Mark) -> tuple[Mark, ...]:
         """The sources' marks within `mark`."""

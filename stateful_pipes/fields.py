@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple
 
-__all__ = ["Field", "Scalar", "adopted_seed", "allowable", "counter", "fixed", "text"]
+__all__ = ["Field", "Scalar", "adopted_seed", "allowable", "counter", "fixed", "ruled", "text"]
 
 Scalar = int | float | str | bool
 
@@ -44,6 +45,11 @@ class Field(NamedTuple):
             "seed": "an integer from 0 to 2**64 - 1",
             "counter": f"an integer from 0 to {self.below - 1}",
         }[self.kind]
+
+
+def ruled(values: Mapping[str, Scalar], **rules: Callable[[Any], Field]) -> dict[str, Field]:
+    """Fields with these values, each under the rule that is named for it, and fixed if none is."""
+    return {key: rules.get(key, fixed)(value) for key, value in values.items()}
 
 
 def fixed(value: Scalar) -> Field:

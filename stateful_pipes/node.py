@@ -12,7 +12,7 @@ from torchdata.nodes import BaseNode
 
 from stateful_pipes.contract import NodeContract
 from stateful_pipes.errors import Difference, NodeAttachedError, ResumableModeRequiredError, StateMismatchError
-from stateful_pipes.fields import Field, fixed
+from stateful_pipes.fields import Field, Scalar, fixed
 from stateful_pipes.naming import instance_name, snake_case
 from stateful_pipes.rng import preserved
 from stateful_pipes.samplers.order import check_epoch
@@ -136,7 +136,9 @@ class Node(NodeContract, BaseNode[T_co]):
 
     def state_at(self, mark: Mark) -> LoaderState:
         """The state of this node and all below it at `mark`."""
-        return envelope(mark[0], {node.name: entry for node, entry in self._entries(mark)})
+        entries: dict[str, dict[str, Scalar]] = {}
+        self._collect(mark, entries)
+        return envelope(mark[0], entries)
 
     def load(self, state: Mapping[str, Any], allow: Collection[str] = ()) -> int:
         """Validates a state, then adopts it and moves the stream there; returns the epoch that was under way."""
@@ -207,6 +209,13 @@ class Node(NodeContract, BaseNode[T_co]):
         return type(self).__name__
 
     # Inside.
+
+    def _collect(self, mark: Mark, entries: dict[str, dict[str, Scalar]]) -> None:
+        for source, part in zip(self.sources, self.parts(mark), strict=False):
+            source._collect(part, entries)
+        values = self.values(mark)
+        if values:
+            entries[self.name] = {"type": self.type_name, **values}
 
     def _entries(self, mark: Mark) -> Iterator[tuple[Node[Any], dict[str, Field]]]:
         for source, part in zip(self.sources, self.parts(mark), strict=False):

@@ -83,15 +83,15 @@ class SamplerState(_SeededState):
     consumed: int
 
 
-def envelope(epoch: int, nodes: Mapping[str, Mapping[str, Field]]) -> LoaderState:
-    """A fresh state of these node entries; it shares nothing with the pipeline."""
+def envelope(epoch: int, nodes: dict[str, dict[str, Scalar]]) -> LoaderState:
+    """A state of these node entries."""
     return {
         "format": FORMAT,
         "version": VERSION,
         "library": LIBRARY_VERSION,
         "versions": dict(_versions()),
         "epoch": epoch,
-        "nodes": {name: {key: field.value for key, field in entry.items()} for name, entry in nodes.items()},
+        "nodes": nodes,
     }
 
 

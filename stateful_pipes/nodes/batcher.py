@@ -10,7 +10,7 @@ from torch.utils.data import default_collate
 from torchdata.nodes import BaseNode
 
 from stateful_pipes.errors import ResumableBatchConfigurationError
-from stateful_pipes.fields import Field, adopted_seed, allowable, fixed
+from stateful_pipes.fields import Field, Scalar, adopted_seed, allowable, ruled
 from stateful_pipes.integers import as_integer
 from stateful_pipes.node import Node
 from stateful_pipes.nodes.foreign import as_node, walk_all
@@ -128,12 +128,11 @@ class SeededBatcher(Node[T_co]):
         self._ended = False
         self._source.next_epoch(mark)
 
+    def values(self, mark: Mark) -> dict[str, Scalar]:
+        return {"batch_size": self.batch_size, "drop_last": self.drop_last, "seed": self.seed}
+
     def fields(self, mark: Mark) -> dict[str, Field]:
-        return {
-            "batch_size": allowable(self.batch_size),
-            "drop_last": fixed(self.drop_last),
-            "seed": adopted_seed(self.seed),
-        }
+        return ruled(self.values(mark), batch_size=allowable, seed=adopted_seed)
 
     def adopt(self, entry: Mapping[str, Any]) -> None:
         self.seed = entry["seed"]

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 from torchdata.nodes import BaseNode
 
-from stateful_pipes.fields import Field, adopted_seed, fixed
+from stateful_pipes.fields import Field, Scalar, adopted_seed, ruled
 from stateful_pipes.node import Node
 from stateful_pipes.nodes.foreign import as_node, walk_all
 from stateful_pipes.nodes.user_error import raise_noted
@@ -136,10 +136,12 @@ class SeededMapper(Node[T_co]):
         shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
         return f"in node {self.name!r} at epoch {ticket[0]}, position {positions_of(ticket)[i]}, index {shown}"
 
+    def values(self, mark: Mark) -> dict[str, Scalar]:
+        rng = self.rng if self.rng == "generator" else ",".join(self.rng)
+        return {"rng": rng} if self.seed is None else {"seed": self.seed, "rng": rng}
+
     def fields(self, mark: Mark) -> dict[str, Field]:
-        if self.seed is None:
-            return {"rng": fixed("")}
-        return {"seed": adopted_seed(self.seed), "rng": fixed(self.rng if self.rng == "generator" else ",".join(self.rng))}
+        return ruled(self.values(mark), seed=adopted_seed)
 
     def adopt(self, entry: Mapping[str, Any]) -> None:
         self.seed = entry.get("seed", self.seed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy.typing as npt
 import torch.distributed as dist
 
 from stateful_pipes.errors import ResumableBatchConfigurationError
-from stateful_pipes.fields import Field, allowable, counter, fixed
+from stateful_pipes.fields import Field, Scalar, adopted_seed, allowable, counter, ruled
 from stateful_pipes.integers import as_integer
 from stateful_pipes.node import Node
 from stateful_pipes.samplers import Order, ResumableSampler, as_resumable
@@ -112,16 +113,20 @@ class SamplerNode(Node[int]):
     def seek(self, mark: Mark) -> None:
         self._epoch, self._consumed = mark
 
-    def fields(self, mark: Mark) -> dict[str, Field]:
+    def values(self, mark: Mark) -> dict[str, Scalar]:
         epoch, consumed = mark
         return {
-            "order": fixed(self.sampler.name),
-            **self.sampler.fields(),
-            "epoch": counter(epoch),
-            "consumed": counter(consumed, self.sampler.length),
-            "world_size": allowable(self.world_size),
-            "uneven": fixed(self.uneven),
+            "order": self.sampler.name,
+            **self.sampler.values(),
+            "epoch": epoch,
+            "consumed": consumed,
+            "world_size": self.world_size,
+            "uneven": self.uneven,
         }
+
+    def fields(self, mark: Mark) -> dict[str, Field]:
+        consumed = partial(counter, below=self.sampler.length)
+        return ruled(self.values(mark), seed=adopted_seed, epoch=counter, consumed=consumed, world_size=allowable)
 
     def locate(self, entry: Mapping[str, Any], parts: tuple[Mark, ...]) -> Mark:
         return (entry["epoch"], entry["consumed"])

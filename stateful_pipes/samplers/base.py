@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import Sampler
 
 from stateful_pipes.errors import NodeAttachedError
-from stateful_pipes.fields import Field, Scalar, adopted_seed, counter, fixed
+from stateful_pipes.fields import Field, Scalar, adopted_seed, counter, fixed, ruled
 from stateful_pipes.rng import as_seed, draw_seed
 from stateful_pipes.samplers.order import Order, check_epoch, is_order, length_of
 from stateful_pipes.state import SamplerState, validate_entry
@@ -153,13 +153,12 @@ class ResumableSampler(Sampler[int]):
                 raise TypeError(f"{self.name}.arguments()[{name!r}] must be an int, float, str or bool, got {value!r}")
         return found
 
-    def fields(self) -> dict[str, Field]:
-        """Length, arguments and seed as fields of a state."""
-        entry = {"length": fixed(-1 if self.length is None else self.length)}
-        entry |= {name: fixed(value) for name, value in self.arguments().items()}
+    def values(self) -> dict[str, Scalar]:
+        """Length, arguments and seed, as a state has them."""
+        values = {"length": -1 if self.length is None else self.length, **self.arguments()}
         if self.seed is not None:
-            entry["seed"] = adopted_seed(self.seed)
-        return entry
+            values["seed"] = self.seed
+        return values
 
     def state_at(self, epoch: int, consumed: int) -> SamplerState:
         """`state_dict()` with another cursor."""
@@ -177,7 +176,7 @@ class ResumableSampler(Sampler[int]):
         below = None if self.length is None else self.length + 1
         return {
             "type": fixed(self.name),
-            **self.fields(),
+            **ruled(self.values(), seed=adopted_seed),
             "epoch": counter(epoch),
             "consumed": counter(consumed, below),
         }

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from stateful_pipes.fields import Field, adopted_seed, allowable, counter, fixed, text
+from stateful_pipes.fields import Field, adopted_seed, allowable, counter, fixed, ruled, text
 
 
 @pytest.mark.parametrize(
@@ -45,3 +45,7 @@ def test_what_a_field_accepts(field, good, bad):
 )
 def test_it_says_what_is_right(field, words):
     assert words in field.expects
+
+
+def test_values_are_fixed_unless_a_rule_is_named():
+    assert ruled({"a": 1, "seed": 2}, seed=adopted_seed, unused=counter) == {"a": fixed(1), "seed": adopted_seed(2)}

@@ -12,6 +12,7 @@ import pytest
 import torchdata.nodes as tn
 
 from stateful_pipes import (
+    InfiniteRandomSampler,
     Node,
     ProcessPrefetcher,
     RandomSampler,
@@ -723,3 +724,12 @@ def test_an_allowed_difference_below_a_foreign_node_is_taken_over():
     same_size = make(3)
     same_size.load_state_dict(state)
     assert list(same_size) == [[[4, 5, 6], [7, 8, 9]], [[10, 11]]]
+
+
+@pytest.mark.parametrize("sampler", [SequentialSampler(9), RandomSampler(9, seed=1), InfiniteRandomSampler(9, seed=1)])
+def test_values_are_those_of_the_fields(sampler):
+    node = SeededBatcher(SeededMapper(SeededMapper(SamplerNode(sampler), str), str, rng=()), 2)
+    for one in walk(node):
+        mark = one.mark()
+        assert one.values(mark) == {name: field.value for name, field in one.fields(mark).items()}
+        assert one.values(mark) is not one.values(mark)
