@@ -1,8 +1,8 @@
 """Python objects over a SEQPACKET socket: one atomic packet each, so that any number of processes may share an end.
 
 A message is a body and large buffers. The body is a pickle (protocol 5) with its small buffers and a directory that gives
-each buffer's address: in the body, in the task's slot, or beyond the slot's end, in an anonymous memory file whose descriptor
-the packet carries. What is small travels in the packet, so that a kept label holds no slot; what is large is viewed where it
+each buffer's place: in the body, in the task's slot, or, what does not fit, in an anonymous memory file whose descriptor the
+packet carries. What is small travels in the packet, so that a kept label holds no slot; what is large is viewed where it
 lies, by the receiver's tensors and arrays, and lives as long as the last of them.
 """
 
@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from stateful_pipes.prefetch.slots import SLOT_BYTES, SMALL_BYTES, Arena, Slot, map_file
+from stateful_pipes.prefetch.slots import SMALL_BYTES, Arena, Slot, map_file
 
 __all__ = ["Message", "open_channel", "pack", "receive", "send"]
 
@@ -30,13 +30,15 @@ _PACKET = 16 * 1024
 # A mapping costs more than it saves below this, and their number is bounded (vm.max_map_count).
 _MAPPED = 1024 * 1024
 _ALIGN = 64
-_HERE = -1
-_NOTHING = memoryview(b"")
 _IOV_MAX = 1024
 # Plain integers: the enumeration's own arithmetic takes microseconds.
 _CLOSE_ON_EXEC = int(socket.MSG_CMSG_CLOEXEC)
-# The slot's number, and whether anything lies there; address and size of the body, and its buffers and bytes of pickle.
-_HEAD = struct.Struct("<q?qqqq")
+# The slot's number, whether anything lies there and in a file; the body's memory, offset and length; in the body, the
+# number of buffers, and offset and length of the pickle.
+_HEAD = struct.Struct("<q??qqqqqq")
+# A buffer's memory, offset and length.
+_ENTRY = struct.Struct("<qqq")
+_HERE, _SLOT, _FILE = range(3)
 _FD_SPACE = socket.CMSG_SPACE(struct.calcsize("i"))
 
 
@@ -82,8 +84,7 @@ def receive(end: socket.socket, flags: int = 0, arena: Arena | None = None) -> A
     packet, ancillary, _, _ = end.recvmsg(_PACKET, _FD_SPACE, flags | _CLOSE_ON_EXEC)
     if not packet:
         raise EOFError("the channel is closed")
-    file = _take_in(ancillary[0][2]) if ancillary else _NOTHING
-    return _unpack(packet, file, arena)
+    return _unpack(packet, _take_in(ancillary[0][2]) if ancillary else None, arena)
 
 
 def pack(value: object, slot: Slot | None = None) -> Message:
@@ -96,91 +97,74 @@ def pack(value: object, slot: Slot | None = None) -> Message:
     buffers: list[pickle.PickleBuffer] = []
     _Pickler(stream, protocol=5, buffer_callback=buffers.append).dump(value)
     body: bytes = stream.getvalue()
-    pickled = len(body)
-    spill = _Spill()
+    size, start = len(body), 0
+    stored = _Stored(slot)
     if buffers:
-        body = _with_buffers(body, buffers, slot, spill)
-    address, size = _HERE, len(body)
-    if size > _PACKET - _HEAD.size:
-        address, body = _store(memoryview(body), slot, spill), b""
+        body, start = _with_buffers(body, buffers, stored)
+    memory, offset, length = _HERE, 0, len(body)
+    if length > _PACKET - _HEAD.size:
+        (memory, offset), body = stored.add(memoryview(body)), b""
     number, is_used = (-1, False) if slot is None else (slot.number, slot.is_used)
-    return Message(_HEAD.pack(number, is_used, address, size, len(buffers), pickled), body, spill.segments)
+    head = _HEAD.pack(number, is_used, bool(stored.spilled), memory, offset, length, len(buffers), start, size)
+    return Message(head, body, stored.spilled)
 
 
-def _with_buffers(pickled: bytes, buffers: list[pickle.PickleBuffer], slot: Slot | None, spill: _Spill) -> bytes:
-    """The body: the directory, the pickle and the small buffers, each aligned; large buffers are stored."""
-    directory: list[int] = []
+def _with_buffers(pickled: bytes, buffers: list[pickle.PickleBuffer], stored: _Stored) -> tuple[bytes, int]:
+    """The body: the directory, the pickle and the small buffers, each aligned; and where the pickle begins."""
+    start = here = _aligned(len(buffers) * _ENTRY.size)
     parts: list[Any] = [pickled]
+    entries = []
+    here += _aligned(len(pickled))
     for data in (buffer.raw() for buffer in buffers):
-        address = _HERE
-        if data.nbytes > SMALL_BYTES:
-            address = _store(data, slot, spill)
-        else:
-            parts.append(data)
-        directory += (address, data.nbytes)
-    out: list[Any] = [struct.pack(f"<{len(directory)}q", *directory)]
-    size = len(out[0])
-    for part in parts:
-        if padding := -size % _ALIGN:
-            out.append(bytes(padding))
-        out.append(part)
-        size = len(part)
-    return b"".join(out)
+        size = data.nbytes
+        if size > SMALL_BYTES:
+            entries.append(_ENTRY.pack(*stored.add(data), size))
+            continue
+        entries.append(_ENTRY.pack(_HERE, here, size))
+        parts.append(data)
+        here += _aligned(size)
+    out: list[Any] = []
+    for part in (b"".join(entries), *parts):
+        out += (part, bytes(-len(part) % _ALIGN))
+    return b"".join(out), start
 
 
-def _store(data: memoryview, slot: Slot | None, spill: _Spill) -> int:
-    """Copies large data into the slot, or leaves it to the memory file; returns its address."""
-    offset = _HERE if slot is None else slot.put(data)
-    return spill.add(data) if offset == _HERE else offset
+class _Stored:
+    """Where large data goes: into the slot as far as it fits, else into a memory file, of which these are the segments."""
 
-
-class _Spill:
-    """The segments of a memory file; its addresses follow those of a slot."""
-
-    def __init__(self) -> None:
-        self.segments: list[Any] = []
+    def __init__(self, slot: Slot | None) -> None:
+        self.spilled: list[Any] = []
+        self._slot = slot
         self._size = 0
 
-    def add(self, data: memoryview) -> int:
-        address = SLOT_BYTES + self._size
-        padding = -data.nbytes % _ALIGN
-        self.segments += (data, bytes(padding)) if padding else (data,)
-        self._size += data.nbytes + padding
-        return address
+    def add(self, data: memoryview) -> tuple[int, int]:
+        """The memory that has it now, and where."""
+        offset = -1 if self._slot is None else self._slot.put(data)
+        if offset >= 0:
+            return _SLOT, offset
+        offset, self._size = self._size, self._size + _aligned(data.nbytes)
+        self.spilled += (data, bytes(-data.nbytes % _ALIGN))
+        return _FILE, offset
 
 
-def _unpack(packet: bytes, file: memoryview, arena: Arena | None) -> Any:
-    number, is_used, address, size, count, pickled = _HEAD.unpack_from(packet)
-    slot = _NOTHING
+def _unpack(packet: bytes, file: memoryview | None, arena: Arena | None) -> Any:
+    number, is_used, has_file, memory, offset, length, count, start, size = _HEAD.unpack_from(packet)
+    slot = None
     if arena is not None:
         if is_used:
             slot = arena.view(number)
         else:
             arena.give_back(number)
-    body = memoryview(packet)[_HEAD.size :] if address == _HERE else _at(slot, file, address, size)
-    if count == 0:
-        return pickle.loads(body[:pickled])
-    # Copied to its exact size: the tensors that view it may be written to, and keep it alive.
-    body = memoryview(bytearray(body))
-    directory = struct.unpack_from(f"<{2 * count}q", body)
-    start = _aligned(16 * count)
-    here = _aligned(start + pickled)
-    buffers = []
-    for address, size in zip(directory[::2], directory[1::2], strict=True):
-        if address == _HERE:
-            buffers.append(body[here : here + size])
-            here = _aligned(here + size)
-        else:
-            buffers.append(_at(slot, file, address, size))
-    return pickle.loads(body[start : start + pickled], buffers=buffers)
-
-
-def _at(slot: memoryview, file: memoryview, address: int, size: int) -> memoryview:
-    if address < SLOT_BYTES:
-        return slot[address : address + size]
-    if not file:
+    if has_file and file is None:
         raise OSError(errno.EMFILE, "too many open files to take in a batch")
-    return file[address - SLOT_BYTES : address - SLOT_BYTES + size]
+    memories: list[Any] = [memoryview(packet)[_HEAD.size :], slot, file]
+    body = memories[memory][offset : offset + length]
+    if count:
+        # Copied to its exact size: the tensors that view it may be written to, and keep it alive.
+        memories[_HERE] = body = memoryview(bytearray(body))
+    entries = _ENTRY.iter_unpack(body[: count * _ENTRY.size])
+    buffers = [memories[memory][offset : offset + length] for memory, offset, length in entries]
+    return pickle.loads(body[start : start + size], buffers=buffers)
 
 
 def _aligned(offset: int) -> int:

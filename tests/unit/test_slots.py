@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from stateful_pipes.prefetch import channel, slots
+from stateful_pipes.prefetch import slots
 from stateful_pipes.prefetch.slots import SMALL_BYTES, Arena
 
 SIZE = 64 * 1024
@@ -25,7 +25,6 @@ def shrink(monkeypatch):
     """Makes the slots of this process, and of what it forks, small enough to overflow."""
     monkeypatch.setattr(slots, "SLOT_BYTES", SIZE)
     monkeypatch.setattr(slots, "_Memory", slots._memory_type(SIZE))
-    monkeypatch.setattr(channel, "SLOT_BYTES", SIZE)
 
 
 @pytest.fixture
