@@ -42,8 +42,7 @@ class WorkerPool:
         runner: The node whose `run` the workers call.
         num_workers: At least 1.
         context: The multiprocessing context that starts them.
-        ahead: How many tasks will be under way at once. Twice as many slots of shared memory are there for their results; while
-            the caller holds so many that none is free, each has memory of its own.
+        slots: How many results may lie in shared memory at once, with those that are held; any more have memory of their own.
         worker_init_fn: Called in each with its number.
         dataset: What `get_worker_info().dataset` shows.
         seed: From it each worker seeds its global generators at the start.
@@ -55,7 +54,7 @@ class WorkerPool:
         num_workers: int,
         context: BaseContext,
         *,
-        ahead: int,
+        slots: int,
         worker_init_fn: Callable[[int], None] | None,
         dataset: Any,
         seed: int,
@@ -67,7 +66,7 @@ class WorkerPool:
         self._results, worker_results = open_channel()
         # Kept: what no worker has taken yet can be taken back from it.
         self._untaken = worker_tasks
-        self._arena = Arena(2 * ahead)
+        self._arena = Arena(slots)
         self._next = 0
         self._unsent: deque[tuple[int, int]] = deque()  # task and slot
         self._packed: dict[int, Message] = {}

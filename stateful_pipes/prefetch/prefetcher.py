@@ -39,10 +39,10 @@ class ProcessPrefetcher(Node[T_co]):
 
     A batch's large tensors and arrays are views of shared memory that the worker has written to: they are the caller's,
     writable, valid for as long as they are held, also after `close()`, and never written to by a later batch. That memory
-    consists of 2 * num_workers * prefetch_factor slots; one is used again when the last view of it is gone, and grows to the
-    largest batch that it has held. Further batches held at once have memory of their own, as has what exceeds 1 GiB of a
-    batch. It is anonymous: nothing is in /dev/shm, and no descriptor is kept for a batch. In a process that is forked while a
-    batch is held, that batch changes when its slot is used again: copy it there first.
+    consists of `slots` slots (2 * num_workers * prefetch_factor); one is used again when the last view of it is gone, and
+    grows to the largest batch that it has held. Further batches held at once have memory of their own, as has what exceeds 1
+    GiB of a batch. It is anonymous: nothing is in /dev/shm, and no descriptor is kept for a batch. In a process that is
+    forked while a batch is held, that batch changes when its slot is used again: copy it there first.
 
     In a worker, torch runs one thread and `torch.utils.data.get_worker_info()` is set. The nodes and whatever they hold
     (the dataset) are as they were when the workers started: what the main process changes later is not seen until after
@@ -83,6 +83,7 @@ class ProcessPrefetcher(Node[T_co]):
     ) -> None:
         self.num_workers = as_integer("num_workers", num_workers, 0)
         self.prefetch_factor = as_integer("prefetch_factor", prefetch_factor, 1)
+        self.slots = 2 * self.num_workers * self.prefetch_factor
         self.context = _context(multiprocessing_context)
         if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
             raise TypeError(f"timeout must be a number of seconds, got {timeout!r}")
@@ -198,7 +199,7 @@ class ProcessPrefetcher(Node[T_co]):
                 self._source,
                 self.num_workers,
                 self.context,
-                ahead=self.num_workers * self.prefetch_factor,
+                slots=self.slots,
                 worker_init_fn=self.worker_init_fn,
                 dataset=datasets[0] if datasets else None,
                 seed=seeds[0] if seeds else 0,

@@ -66,7 +66,7 @@ def make():
     pools = []
 
     def start(num_workers=2, runner=None, method="fork", **kwargs):
-        settings = {"ahead": 4, "worker_init_fn": None, "dataset": None, "seed": 7} | kwargs
+        settings = {"slots": 8, "worker_init_fn": None, "dataset": None, "seed": 7} | kwargs
         pools.append(
             weakref.ref(pool := WorkerPool(runner or Runner(), num_workers, multiprocessing.get_context(method), **settings))
         )
@@ -333,14 +333,14 @@ def finish(pool):
         pool.result(pool.submit(("square", 1)))
 
 
-def test_twice_as_many_slots_as_tasks_ahead(make):
-    pool = make(ahead=4)
+def test_the_slots_are_as_many_as_was_said(make):
+    pool = make(slots=8)
     assert sorted(pool._arena._shelf.free) == list(range(8))
     assert len(pool._arena._memory) == 8 * SLOT_BYTES
 
 
 def test_while_the_caller_holds_more_than_there_are_slots_each_has_memory_of_its_own(make):
-    pool = make(ahead=4)
+    pool = make(slots=8)
     held = [pool.result(pool.submit(("collate", value)))[0] for value in range(30)]
     assert sum(lies_in_a_slot(pool, batch) for batch in held) == 8
     for turn in range(100):
@@ -353,7 +353,7 @@ def test_while_the_caller_holds_more_than_there_are_slots_each_has_memory_of_its
 
 
 def test_a_held_result_keeps_its_slot_and_the_rest_go_round(make):
-    pool = make(ahead=4)
+    pool = make(slots=8)
     (held,) = pool.result(pool.submit(("collate", -1)))
     part = held[1, 7:9]
     del held
@@ -374,7 +374,7 @@ def test_a_result_without_large_parts_holds_no_slot(make):
 
 
 def test_forget_gives_slots_back(make, pipe):
-    pool = make(1, ahead=4)
+    pool = make(1, slots=8)
     pool.submit(("wait", pipe[0]))
     for value in range(3000):  # more than the channel holds, so some are not even sent
         pool.submit(("collate", value))
@@ -395,7 +395,7 @@ def test_a_refused_ticket_takes_no_slot(make):
 
 
 def test_no_slot_is_lost_over_many_rounds(make, pipe):
-    pool = make(2, ahead=4)
+    pool = make(2, slots=8)
     draw = random.Random(5)
     kinds = [("collate", 2), ("tensor", 5000), ("tensor", 3), ("raise", ValueError("x")), ("unpicklable", None)]
     held = []
