@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stateful_pipes.fields import Field, Scalar
+from stateful_pipes.fields import Rule, Scalar
 from stateful_pipes.rng import GlobalGenerator
 from stateful_pipes.stream import Mark, Ticket
 
@@ -36,20 +36,20 @@ class NodeContract:
         """Puts the cursor to a mark."""
         self._source.seek(mark)
 
-    def fields(self, mark: Mark) -> dict[str, Field]:
+    def values(self, mark: Mark) -> dict[str, Scalar]:
         """The node's own entry in the state at `mark`: its arguments and its own part of the cursor."""
         return {}
 
-    def values(self, mark: Mark) -> dict[str, Scalar]:
-        """The values of `fields` alone: a state is asked for more often than one is loaded."""
-        return {name: field.value for name, field in self.fields(mark).items()}
+    def rules(self) -> Mapping[str, Rule]:
+        """The rules for those of `values` that are not fixed."""
+        return {}
 
     def parts(self, mark: Mark) -> tuple[Mark, ...]:
         """The sources' marks within `mark`."""
         return (mark,) if self.sources else ()
 
     def locate(self, entry: Mapping[str, Any], parts: tuple[Mark, ...]) -> Mark:
-        """The mark of a saved entry, given the sources' marks: the inverse of `fields` and `parts`."""
+        """The mark of a saved entry, given the sources' marks: the inverse of `values` and `parts`."""
         return parts[0]
 
     def adopt(self, entry: Mapping[str, Any]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
-__all__ = ["Field", "Scalar", "adopted_seed", "allowable", "counter", "fixed", "ruled", "text"]
+__all__ = ["Field", "Rule", "Scalar", "adopted_seed", "allowable", "counter", "fixed", "ruled", "text"]
 
 Scalar = int | float | str | bool
 
@@ -47,7 +47,11 @@ class Field(NamedTuple):
         }[self.kind]
 
 
-def ruled(values: Mapping[str, Scalar], **rules: Callable[[Any], Field]) -> dict[str, Field]:
+Rule = Callable[[Any], Field]
+"""What makes a value a field: `fixed`, `allowable`, `adopted_seed`, `counter` or `text`."""
+
+
+def ruled(values: Mapping[str, Scalar], rules: Mapping[str, Rule]) -> dict[str, Field]:
     """Fields with these values, each under the rule that is named for it, and fixed if none is."""
     return {key: rules.get(key, fixed)(value) for key, value in values.items()}
 

@@ -12,7 +12,7 @@ from torchdata.nodes import BaseNode
 
 from stateful_pipes.contract import NodeContract
 from stateful_pipes.errors import Difference, NodeAttachedError, ResumableModeRequiredError, StateMismatchError
-from stateful_pipes.fields import Field, Scalar, fixed
+from stateful_pipes.fields import Scalar, fixed, ruled
 from stateful_pipes.naming import instance_name, snake_case
 from stateful_pipes.rng import preserved
 from stateful_pipes.samplers.order import check_epoch
@@ -32,17 +32,17 @@ _BASE_NODE_DOOR = ("__next__", "next", "reset", "get_state", "state_dict", "load
 class Node(NodeContract, BaseNode[T_co]):
     """Base of this library's nodes, and of your own.
 
-    A node above one source has to implement `run`, and `fields` if it has arguments that shape its stream; all else
+    A node above one source has to implement `run`, and `values` if it has arguments that shape its stream; all else
     passes through to the source. A node that is a source itself, or has several, implements `pull`, `run`, `mark`,
-    `seek`, `fields`, `locate`, `start` and `next_epoch`.
+    `seek`, `values`, `rules`, `locate`, `start` and `next_epoch`.
 
     * `pull(count)` runs in the main process only and is cheap: it advances the cursor by up to `count` items (fewer only
       at the end of an epoch) and returns a ticket. StopIteration ends the epoch; the cursor then stands at the start
       of the next one.
     * `run(ticket)` may be slow, runs in any process, touches no cursor, and gives the same items however often it is asked.
     * `mark()` and `seek(mark)` are the cursor: a small plain tuple, epoch first, then the items consumed in it.
-    * `fields(mark)` is the node's entry in the state, made with `stateful_pipes.fields` (`fixed` arguments, `adopted_seed`,
-      `counter`); `locate(entry, parts)` leads back from an entry to the mark.
+    * `values(mark)` is the node's entry in the state; `rules()` says with `stateful_pipes.fields` (`adopted_seed`,
+      `counter`...) which of them need not be equal at a load; `locate(entry, parts)` leads back from an entry to the mark.
 
     A ticket is a plain tuple (epoch, positions, ...) of tuples, ints and bytes. `positions` are those of its items, as the
     arguments of a `range`, or as the bytes of int64 numbers; read them with `positions_of`.
@@ -136,14 +136,16 @@ class Node(NodeContract, BaseNode[T_co]):
 
     def state_at(self, mark: Mark) -> LoaderState:
         """The state of this node and all below it at `mark`."""
-        entries: dict[str, dict[str, Scalar]] = {}
-        self._collect(mark, entries)
+        entries = {node.name: {"type": node.type_name, **values} for node, values in self._entries(mark)}
         return envelope(mark[0], entries)
 
     def load(self, state: Mapping[str, Any], allow: Collection[str] = ()) -> int:
         """Validates a state, then adopts it and moves the stream there; returns the epoch that was under way."""
         committed = self.consumed()
-        valid = validate(state, {node.name: entry for node, entry in self._entries(committed)}, allow)
+        fields = {
+            node.name: {"type": fixed(node.type_name), **ruled(values, node.rules())} for node, values in self._entries(committed)
+        }
+        valid = validate(state, fields, allow)
         saved, epoch = valid["nodes"], valid["epoch"]
         mark = self._located(saved)
         if epoch != mark[0] and not (epoch == mark[0] - 1 and self.at_start(mark)):
@@ -210,19 +212,11 @@ class Node(NodeContract, BaseNode[T_co]):
 
     # Inside.
 
-    def _collect(self, mark: Mark, entries: dict[str, dict[str, Scalar]]) -> None:
-        for source, part in zip(self.sources, self.parts(mark), strict=False):
-            source._collect(part, entries)
+    def _entries(self, mark: Mark) -> list[tuple[Node[Any], dict[str, Scalar]]]:
+        """Those nodes that have an entry in the state, and its values."""
+        found = [pair for source, part in zip(self.sources, self.parts(mark), strict=False) for pair in source._entries(part)]
         values = self.values(mark)
-        if values:
-            entries[self.name] = {"type": self.type_name, **values}
-
-    def _entries(self, mark: Mark) -> Iterator[tuple[Node[Any], dict[str, Field]]]:
-        for source, part in zip(self.sources, self.parts(mark), strict=False):
-            yield from source._entries(part)
-        entry = self.fields(mark)
-        if entry:
-            yield self, {"type": fixed(self.type_name), **entry}
+        return [*found, (self, values)] if values else found
 
     def _adopt(self, entries: Mapping[str, Mapping[str, Any]]) -> None:
         for node in walk(self):

@@ -10,7 +10,7 @@ from torch.utils.data import default_collate
 from torchdata.nodes import BaseNode
 
 from stateful_pipes.errors import ResumableBatchConfigurationError
-from stateful_pipes.fields import Field, Scalar, adopted_seed, allowable, ruled
+from stateful_pipes.fields import Rule, Scalar, adopted_seed, allowable
 from stateful_pipes.integers import as_integer
 from stateful_pipes.node import Node
 from stateful_pipes.nodes.foreign import as_node, walk_all
@@ -131,8 +131,8 @@ class SeededBatcher(Node[T_co]):
     def values(self, mark: Mark) -> dict[str, Scalar]:
         return {"batch_size": self.batch_size, "drop_last": self.drop_last, "seed": self.seed}
 
-    def fields(self, mark: Mark) -> dict[str, Field]:
-        return ruled(self.values(mark), batch_size=allowable, seed=adopted_seed)
+    def rules(self) -> Mapping[str, Rule]:
+        return {"batch_size": allowable, "seed": adopted_seed}
 
     def adopt(self, entry: Mapping[str, Any]) -> None:
         self.seed = entry["seed"]

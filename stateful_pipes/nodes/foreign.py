@@ -10,7 +10,7 @@ from torchdata.nodes import BaseNode
 
 from stateful_pipes.encoding import decode, encode
 from stateful_pipes.errors import ResumableModeRequiredError, StatefulPipesError, StateMismatchError
-from stateful_pipes.fields import Field, counter, text
+from stateful_pipes.fields import Rule, Scalar, counter, text
 from stateful_pipes.naming import snake_case
 from stateful_pipes.node import Node, walk
 from stateful_pipes.samplers import ResumableSampler
@@ -85,13 +85,12 @@ class ForeignNode(Node[Any]):
             raise StateMismatchError(f"{self.type_name} {self.name!r} refuses its state: {error!r}") from error
         self._epoch, self._position, self._ended = epoch, position, False
 
-    def fields(self, mark: Mark) -> dict[str, Field]:
+    def values(self, mark: Mark) -> dict[str, Scalar]:
         epoch, position, state = mark
-        return {
-            "epoch": counter(epoch),
-            "position": counter(position),
-            "state": text(state),
-        }
+        return {"epoch": epoch, "position": position, "state": state}
+
+    def rules(self) -> Mapping[str, Rule]:
+        return {"epoch": counter, "position": counter, "state": text}
 
     def locate(self, entry: Mapping[str, Any], parts: tuple[Mark, ...]) -> Mark:
         self._refuse_second_start()

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 from torchdata.nodes import BaseNode
 
-from stateful_pipes.fields import Field, Scalar, adopted_seed, ruled
+from stateful_pipes.fields import Rule, Scalar, adopted_seed
 from stateful_pipes.node import Node
 from stateful_pipes.nodes.foreign import as_node, walk_all
 from stateful_pipes.nodes.user_error import raise_noted
@@ -140,8 +140,8 @@ class SeededMapper(Node[T_co]):
         rng = self.rng if self.rng == "generator" else ",".join(self.rng)
         return {"rng": rng} if self.seed is None else {"seed": self.seed, "rng": rng}
 
-    def fields(self, mark: Mark) -> dict[str, Field]:
-        return ruled(self.values(mark), seed=adopted_seed)
+    def rules(self) -> Mapping[str, Rule]:
+        return {"seed": adopted_seed}
 
     def adopt(self, entry: Mapping[str, Any]) -> None:
         self.seed = entry.get("seed", self.seed)

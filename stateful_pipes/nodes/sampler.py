@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch.distributed as dist
 
 from stateful_pipes.errors import ResumableBatchConfigurationError
-from stateful_pipes.fields import Field, Scalar, adopted_seed, allowable, counter, ruled
+from stateful_pipes.fields import Rule, Scalar, adopted_seed, allowable, counter
 from stateful_pipes.integers import as_integer
 from stateful_pipes.node import Node
 from stateful_pipes.samplers import Order, ResumableSampler, as_resumable
@@ -124,9 +124,9 @@ class SamplerNode(Node[int]):
             "uneven": self.uneven,
         }
 
-    def fields(self, mark: Mark) -> dict[str, Field]:
+    def rules(self) -> Mapping[str, Rule]:
         consumed = partial(counter, below=self.sampler.length)
-        return ruled(self.values(mark), seed=adopted_seed, epoch=counter, consumed=consumed, world_size=allowable)
+        return {"seed": adopted_seed, "epoch": counter, "consumed": consumed, "world_size": allowable}
 
     def locate(self, entry: Mapping[str, Any], parts: tuple[Mark, ...]) -> Mark:
         return (entry["epoch"], entry["consumed"])

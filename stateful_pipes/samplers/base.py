@@ -176,7 +176,7 @@ class ResumableSampler(Sampler[int]):
         below = None if self.length is None else self.length + 1
         return {
             "type": fixed(self.name),
-            **ruled(self.values(), seed=adopted_seed),
+            **ruled(self.values(), {"seed": adopted_seed}),
             "epoch": counter(epoch),
             "consumed": counter(consumed, below),
         }

@@ -48,4 +48,4 @@ def test_it_says_what_is_right(field, words):
 
 
 def test_values_are_fixed_unless_a_rule_is_named():
-    assert ruled({"a": 1, "seed": 2}, seed=adopted_seed, unused=counter) == {"a": fixed(1), "seed": adopted_seed(2)}
+    assert ruled({"a": 1, "seed": 2}, {"seed": adopted_seed, "unused": counter}) == {"a": fixed(1), "seed": adopted_seed(2)}

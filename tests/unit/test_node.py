@@ -7,12 +7,12 @@ import gc
 import json
 import pickle
 import weakref
+from functools import partial
 
 import pytest
 import torchdata.nodes as tn
 
 from stateful_pipes import (
-    InfiniteRandomSampler,
     Node,
     ProcessPrefetcher,
     RandomSampler,
@@ -24,7 +24,7 @@ from stateful_pipes import (
     as_node,
 )
 from stateful_pipes.errors import NodeAttachedError, ResumableModeRequiredError, StateMismatchError
-from stateful_pipes.fields import counter, fixed
+from stateful_pipes.fields import counter
 from stateful_pipes.node import walk
 
 
@@ -48,8 +48,8 @@ class Scaler(Node):
     def run(self, ticket):
         return [self.factor * item for item in self.sources[0].run(ticket)]
 
-    def fields(self, mark):
-        return {"factor": fixed(self.factor)}
+    def values(self, mark):
+        return {"factor": self.factor}
 
 
 class Countdown(Node):
@@ -78,8 +78,11 @@ class Countdown(Node):
     def seek(self, mark):
         self.at = mark
 
-    def fields(self, mark):
-        return {"length": fixed(self.count), "epoch": counter(mark[0]), "position": counter(mark[1], self.count)}
+    def values(self, mark):
+        return {"length": self.count, "epoch": mark[0], "position": mark[1]}
+
+    def rules(self):
+        return {"epoch": counter, "position": partial(counter, below=self.count)}
 
     def locate(self, entry, parts):
         return (entry["epoch"], entry["position"])
@@ -641,8 +644,11 @@ class Squares(Node):
     def seek(self, mark):
         self.at = mark
 
-    def fields(self, mark):
-        return {"epoch": counter(mark[0]), "consumed": counter(mark[1], 4)}
+    def values(self, mark):
+        return {"epoch": mark[0], "consumed": mark[1]}
+
+    def rules(self):
+        return {"epoch": counter, "consumed": partial(counter, below=4)}
 
     def locate(self, entry, parts):
         return (entry["epoch"], entry["consumed"])
@@ -726,10 +732,17 @@ def test_an_allowed_difference_below_a_foreign_node_is_taken_over():
     assert list(same_size) == [[[4, 5, 6], [7, 8, 9]], [[10, 11]]]
 
 
-@pytest.mark.parametrize("sampler", [SequentialSampler(9), RandomSampler(9, seed=1), InfiniteRandomSampler(9, seed=1)])
-def test_values_are_those_of_the_fields(sampler):
-    node = SeededBatcher(SeededMapper(SeededMapper(SamplerNode(sampler), str), str, rng=()), 2)
-    for one in walk(node):
-        mark = one.mark()
-        assert one.values(mark) == {name: field.value for name, field in one.fields(mark).items()}
-        assert one.values(mark) is not one.values(mark)
+def test_a_subclass_s_own_argument_is_in_the_state_and_compared():
+    class Sized(SeededMapper):
+        def __init__(self, source, size, **kwargs):
+            super().__init__(source, str, **kwargs)
+            self.size = size
+
+        def values(self, mark):
+            return {**super().values(mark), "size": self.size}
+
+    state = Sized(SamplerNode(SequentialSampler(9)), 3, seed=1).get_state()
+    assert state["nodes"]["mapper"]["size"] == 3
+    Sized(SamplerNode(SequentialSampler(9)), 3).load_state_dict(state)
+    with pytest.raises(StateMismatchError, match="size"):
+        Sized(SamplerNode(SequentialSampler(9)), 4).load_state_dict(state)
