@@ -151,6 +151,8 @@ class Stream:
         self._committed = following.mark if ends else current.mark
         self._astray = False
         self.delivered += 1
+        if generation != self.generation:  # closed by another thread in the midst of the commit
+            self._ahead, self._astray = None, True
         return item
 
     @property

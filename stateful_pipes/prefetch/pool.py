@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -18,14 +20,16 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from stateful_pipes.errors import ConcurrentUseError, IteratorInvalidError, WorkerDiedError, WorkerTimeoutError
-from stateful_pipes.prefetch.channel import Message, open_channel, pack, receive, send
+from stateful_pipes.prefetch.channel import Message, Parcel, open_channel, pack, receive, send
 from stateful_pipes.prefetch.remote_error import restore
 from stateful_pipes.prefetch.slots import Arena
-from stateful_pipes.prefetch.worker import STARTED, Job, Result, Runner, work
+from stateful_pipes.prefetch.worker import STARTED, Job, Runner, work
 
 __all__ = ["WorkerPool"]
 
-_DONTWAIT = int(socket.MSG_DONTWAIT)
+_NUMBERS = itertools.count()
+"""Of tasks; of all pools, so that a ticket of one that is closed names none of another's."""
+
 _GRACE_S = 0.5
 """How long closing waits for workers to end by themselves, and then again for SIGTERM to end them, before SIGKILL."""
 
@@ -67,11 +71,10 @@ class WorkerPool:
         # Kept: what no worker has taken yet can be taken back from it.
         self._untaken = worker_tasks
         self._arena = Arena(slots)
-        self._next = 0
         self._unsent: deque[tuple[int, int]] = deque()  # task and slot
         self._packed: dict[int, Message] = {}
         self._running: set[int] = set()
-        self._done: dict[int, Result] = {}
+        self._done: dict[int, Parcel] = {}
         self._forgotten: set[int] = set()
         self._heard: set[int] = set()
         self._processes: list[BaseProcess] = []
@@ -101,15 +104,18 @@ class WorkerPool:
     def submit(self, ticket: Any) -> int:
         """Queues a ticket; returns the number of its task."""
         self._check_process()
-        task, self._next = self._next, self._next + 1
+        task = next(_NUMBERS)
         slot = self._arena.borrow()
         try:
-            self._packed[task] = pack((task, slot, ticket))
+            self._packed[task] = pack(ticket, task=task, number=slot)
+            self._unsent.append((task, slot))
+            self._flush()
         except BaseException:
-            self._arena.give_back(slot)
+            if task not in self._running:
+                self._packed.pop(task, None)
+                self._unsent = deque(pair for pair in self._unsent if pair[0] != task)
+                self._arena.give_back(slot)
             raise
-        self._unsent.append((task, slot))
-        self._flush()
         return task
 
     def result(self, task: int, timeout: float = 0) -> list[Any]:
@@ -132,10 +138,10 @@ class WorkerPool:
             self._wait(task, deadline)
             self._collect()
         self.is_broken = False
-        result = self._done.pop(task)
-        if result.error is not None:
-            raise restore(result.error)
-        return result.items or []
+        items, error = self._done.pop(task).open(self._arena)
+        if error is not None:
+            raise restore(error)
+        return items or []
 
     def forget(self) -> None:
         """Drops all tasks; what no worker has begun is taken back."""
@@ -147,11 +153,13 @@ class WorkerPool:
         self._unsent.clear()
         while True:
             try:
-                task, slot, _ = receive(self._untaken, _DONTWAIT)
+                parcel = receive(self._untaken)
             except (OSError, EOFError):  # none left, or closed
                 break
-            self._arena.give_back(slot)
-            self._running.discard(task)
+            self._arena.give_back(parcel.number)
+            self._running.discard(parcel.task)
+        for parcel in self._done.values():
+            self._arena.give_back(parcel.number)
         self._done.clear()
         self._forgotten = set(self._running)
 
@@ -163,24 +171,28 @@ class WorkerPool:
         while self._unsent:
             task, _ = self._unsent[0]
             try:
-                send(self._tasks, self._packed[task], _DONTWAIT)
-            except BlockingIOError:
-                return
+                send(self._tasks, self._packed[task])
+            except OSError as error:
+                # Full; or too many descriptors are under way to workers, if any are.
+                if isinstance(error, BlockingIOError) or (error.errno == errno.ETOOMANYREFS and self._running):
+                    return
+                raise
             self._unsent.popleft()
             del self._packed[task]
             self._running.add(task)
 
     def _collect(self) -> None:
         """Takes in one result."""
-        result = Result(*receive(self._results, _DONTWAIT, self._arena))
-        self._heard.add(result.worker_id)
-        if result.task == STARTED and result.error is not None:
-            raise restore(result.error)
-        self._running.discard(result.task)
-        if result.task in self._forgotten:
-            self._forgotten.discard(result.task)
+        parcel = receive(self._results)
+        self._heard.add(parcel.sender)
+        if parcel.task == STARTED:
+            raise restore(parcel.open()[1])
+        self._running.discard(parcel.task)
+        if parcel.task in self._forgotten:
+            self._forgotten.discard(parcel.task)
+            self._arena.give_back(parcel.number)
         else:
-            self._done[result.task] = result
+            self._done[parcel.task] = parcel
 
     def _wait(self, task: int, deadline: float | None) -> None:
         """Returns when there is a result to take in."""

@@ -42,11 +42,13 @@ class ProcessPrefetcher(Node[T_co]):
     consists of `slots` slots (2 * num_workers * prefetch_factor); one is used again when the last view of it is gone, and
     grows to the largest batch that it has held. Further batches held at once have memory of their own, as has what exceeds 1
     GiB of a batch. It is anonymous: nothing is in /dev/shm, and no descriptor is kept for a batch. In a process that is
-    forked while a batch is held, that batch changes when its slot is used again: copy it there first.
+    forked while a batch is held, that batch changes when the parent drops it: copy it there first.
 
-    In a worker, torch runs one thread and `torch.utils.data.get_worker_info()` is set. The nodes and whatever they hold
-    (the dataset) are as they were when the workers started: what the main process changes later is not seen until after
-    `close()`.
+    In a worker, torch runs one thread, `torch.utils.data.get_worker_info()` is set, SIGINT is ignored, freed memory is kept
+    (glibc's mallopt), what was there at the start is not looked at by the garbage collector (gc.freeze), and the scheduler
+    takes it for a batch job. If its functions keep a tensor that default_collate made, it copies batches from then on. The
+    nodes and whatever they hold (the dataset) are as they were when the workers started: what the main process changes later
+    is not seen until after `close()`.
 
     Args:
         source: The node below.
@@ -107,7 +109,7 @@ class ProcessPrefetcher(Node[T_co]):
         taken: list[_UnderWay] = []
         while len(taken) < count:
             if not self._queue:
-                self._fill(at_least=1)
+                self._fill(self._started(), at_least=1)
             head = self._queue[0]
             if head.pulled.ticket is None and taken:
                 break  # the epoch's end, or an error, is told at the next pull
@@ -128,8 +130,9 @@ class ProcessPrefetcher(Node[T_co]):
             return self._source.run(ticket)
         pool = self._started()
         items = [item for task in ticket[2] for item in pool.result(task, self.timeout)]
-        # Here and not only at the next pull, so that the workers have it while the caller uses the item.
-        self._fill()
+        if pool is self._pool:  # else closed by another thread
+            # Here and not only at the next pull, so that the workers have it while the caller uses the item.
+            self._fill(pool)
         return items
 
     def mark(self) -> Mark:
@@ -162,9 +165,8 @@ class ProcessPrefetcher(Node[T_co]):
         """Items that workers have or have made and that were not handed out, those that a load dropped included."""
         return 0 if self._pool is None else self._pool.outstanding
 
-    def _fill(self, at_least: int = 0) -> None:
+    def _fill(self, pool: WorkerPool, at_least: int = 0) -> None:
         """Pulls ahead up to the bound. Stops at an error, and at an epoch without items, which would go on for ever."""
-        pool = self._started()
         self.mark()
         bound = self.num_workers * self.prefetch_factor
         while len(self._queue) < at_least or pool.outstanding < bound:

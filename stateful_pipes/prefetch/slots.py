@@ -1,7 +1,7 @@
 """Reusable slots of shared memory: a worker writes a batch into one, the main process hands out tensors that view it.
 
-All slots lie in one anonymous memory file (memfd). It is sparse, so a slot costs what has been written to it; nothing is
-in /dev/shm; it is one descriptor, which fork inherits and spawn is handed.
+All slots lie in one memory file. It is sparse, so a slot costs what has been written to it, and it is one descriptor,
+which fork inherits and spawn is handed.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ import os
 import resource
 import threading
 import weakref
-from contextlib import suppress
 from multiprocessing.reduction import DupFd
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 
-__all__ = ["SLOT_BYTES", "SMALL_BYTES", "Arena", "Slot", "map_file"]
+from stateful_pipes.prefetch import memory_files
+
+__all__ = ["SLOT_BYTES", "SMALL_BYTES", "Arena", "Slot", "aligned"]
 
 SLOT_BYTES = 2**30
 """Address space of a slot. What does not fit travels in a memory file of its own."""
@@ -34,46 +35,50 @@ _MADV_REMOVE = 9
 
 
 class _Shelf:
-    """The numbers of the free slots. It outlives the arena for as long as a slot is viewed."""
+    """Which slots are free, and which are viewed. It outlives the arena for as long as one is."""
 
     def __init__(self, slots: int) -> None:
+        self.slots = slots
         # Last freed, first used: its pages are there, and some still in the caches.
         self.free = list(range(slots - 1, -1, -1))
+        self.viewed: set[int] = set()
         self._closed_in = 0
 
-    def put(self, number: int, memory: ctypes.Array[Any]) -> None:
+    def put(self, memory: Any) -> None:
         """Frees a slot that nothing views any more."""
-        self.free.append(number)
+        self.viewed.discard(memory.number)
+        self.free.append(memory.number)
         if self._closed_in == os.getpid():  # in a fork's child, the slot may still be the parent's
             _empty(memory)
 
     def close(self, memory: memoryview) -> None:
-        """From now on, what is free costs no memory."""
+        """From now on, what is not viewed costs no memory."""
         self._closed_in = os.getpid()
-        for number in self.free:
+        for number in {*range(self.slots)} - self.viewed:
             _empty(_Memory.from_buffer(memory, number * SLOT_BYTES))
 
 
 def _memory_type(size: int) -> Any:
     class Memory(ctypes.c_ubyte * size):  # type: ignore[misc]  # made here
-        """A slot's bytes; its number is put on the shelf, if there is one, when the last view is gone."""
+        """A slot's bytes; the slot is put on the shelf, if there is one, when the last view is gone."""
 
         number = -1
         shelf: _Shelf | None = None
 
         def __del__(self) -> None:
             if self.shelf is not None:
-                self.shelf.put(self.number, self)
+                self.shelf.put(self)
 
     return Memory
 
 
 _Memory = _memory_type(SLOT_BYTES)
+_madvise = getattr(ctypes.CDLL(None), "madvise", None)  # a C library may be without it
 
 
-def _empty(memory: ctypes.Array[Any]) -> None:
-    with suppress(AttributeError):  # a C library without it
-        ctypes.CDLL(None).madvise(ctypes.c_void_p(ctypes.addressof(memory)), ctypes.c_size_t(len(memory)), _MADV_REMOVE)
+def _empty(memory: Any) -> None:
+    if _madvise is not None:
+        _madvise(ctypes.c_void_p(ctypes.addressof(memory)), ctypes.c_size_t(len(memory)), _MADV_REMOVE)
 
 
 class Arena:
@@ -89,7 +94,7 @@ class Arena:
         if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
             slots = 0
         self._pid = os.getpid()
-        descriptor = os.memfd_create("stateful_pipes")
+        descriptor = memory_files.create()
         try:
             self._open(descriptor, slots * SLOT_BYTES)
         except (OSError, RuntimeError):
@@ -101,7 +106,7 @@ class Arena:
     def _open(self, descriptor: int, size: int) -> None:
         os.ftruncate(descriptor, size)
         self._descriptor = descriptor
-        self._memory = map_file(descriptor)
+        self._memory = memory_files.map_whole(descriptor)
 
     def borrow(self) -> int:
         """The number of a free slot, or -1 if there is none."""
@@ -116,14 +121,11 @@ class Arena:
         """A slot to write to."""
         return Slot(number, _Memory.from_buffer(self._memory, number * SLOT_BYTES))
 
-    def look(self, number: int) -> memoryview:
-        """The bytes of a slot, whoever has it."""
-        return self._memory[number * SLOT_BYTES : (number + 1) * SLOT_BYTES]
-
     def view(self, number: int) -> memoryview:
         """The bytes of a borrowed slot, which is freed when the last view of them is gone."""
         memory = _Memory.from_buffer(self._memory, number * SLOT_BYTES)
         memory.number, memory.shelf = number, self._shelf
+        self._shelf.viewed.add(number)
         return memoryview(memory).cast("B")
 
     def close(self) -> None:
@@ -203,12 +205,10 @@ class Slot:
             offset = self._used
             if self._memory is None or size > SLOT_BYTES - offset:
                 return None, -1
-            self._used += -(-size // _ALIGN) * _ALIGN
+            self._used += aligned(size)
             return self._memory, offset
 
 
-def map_file(descriptor: int) -> memoryview:
-    """A whole memory file, mapped for as long as something views it. It keeps no descriptor, as mmap.mmap would."""
-    size = os.fstat(descriptor).st_size
-    mapped = torch.from_file(f"/proc/self/fd/{descriptor}", shared=True, size=size, dtype=torch.uint8)
-    return memoryview(cast(Any, mapped.numpy()))
+def aligned(size: int) -> int:
+    """The next offset at which a buffer may begin."""
+    return -(-size // _ALIGN) * _ALIGN

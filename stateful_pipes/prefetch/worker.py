@@ -17,12 +17,12 @@ import torch
 import torch.utils.data._utils.worker as torch_worker
 
 from stateful_pipes.prefetch import collate
-from stateful_pipes.prefetch.channel import Message, open_channel, pack, receive, send
-from stateful_pipes.prefetch.remote_error import RemoteError, capture
+from stateful_pipes.prefetch.channel import Message, Parcel, open_channel, pack, receive, send
+from stateful_pipes.prefetch.remote_error import capture
 from stateful_pipes.prefetch.slots import Arena, Slot
 from stateful_pipes.rng import GLOBAL_GENERATORS, WORKER, derive, seeder
 
-__all__ = ["STARTED", "Job", "Result", "work"]
+__all__ = ["STARTED", "Job", "Runner", "keep_freed_memory", "prepare_process", "work"]
 
 STARTED = -1
 """The task number of what a worker says of its own start."""
@@ -31,7 +31,6 @@ STARTED = -1
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 
-_DONTWAIT = int(socket.MSG_DONTWAIT)
 _ASK_MS = 1000
 _MOMENT_S = 0.005
 
@@ -55,47 +54,34 @@ class Job(NamedTuple):
     main_pid: int
 
 
-class Result(NamedTuple):
-    """What a worker sends: the items of a task, or the error instead."""
-
-    task: int
-    worker_id: int
-    items: list[Any] | None
-    error: RemoteError | None
-
-
 def work(job: Job, tasks: socket.socket, results: socket.socket) -> None:
     """Runs tickets until the channel is shut down or the main process is gone."""
     # Ctrl-C reaches the whole group; the main process decides what becomes of the workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    torch.set_num_threads(1)
-    with suppress(OSError):  # else a worker that wakes up would take the training loop's core from it
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    _keep_freed_memory()
+    prepare_process()
     collate.install()
     try:
         main = _MainProcess(job.main_pid)
         try:
             _prepare(job)
         except Exception as error:
-            _deliver(main, results, pack((STARTED, job.worker_id, None, capture(error))))
+            _deliver(main, results, pack((None, capture(error)), task=STARTED, sender=job.worker_id))
             return
-        gc.freeze()  # what was there at the start is nobody's garbage
         bench = _Bench(job)
         while True:
             try:
-                task, slot, ticket = receive(tasks, _DONTWAIT)
+                parcel = receive(tasks)
             except BlockingIOError:  # none there, or another worker was quicker
                 main.wait(tasks, select.POLLIN)
                 continue
-            message = bench.run(task, slot, ticket)
+            message = bench.run(parcel)
             try:
                 _deliver(main, results, message)
             except ConnectionError:
                 raise
             except OSError as error:  # no memory, no descriptor: told for what it is
-                _deliver(main, results, pack((task, job.worker_id, None, capture(error))))
+                _deliver(main, results, bench.told(parcel, error))
     except (EOFError, ConnectionError, ProcessLookupError):
         return  # the channel is shut down, or the main process gone
 
@@ -103,7 +89,7 @@ def work(job: Job, tasks: socket.socket, results: socket.socket) -> None:
 def _deliver(main: _MainProcess, results: socket.socket, message: Message) -> None:
     while True:
         try:
-            return send(results, message, _DONTWAIT)
+            return send(results, message)
         except BlockingIOError:
             main.wait(results, select.POLLOUT)
         except OSError as error:
@@ -125,45 +111,58 @@ def _prepare(job: Job) -> None:
 
 
 class _Bench:
-    """Runs tickets, each with a slot of shared memory to put its items into."""
+    """Runs tickets, each with a slot to put its items into. What it sends are items and error, one of them None."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
         self._collates_into = True
 
-    def run(self, task: int, number: int, ticket: Any) -> Message:
-        slot = self._job.arena.open(number) if number >= 0 else None
+    def run(self, parcel: Parcel) -> Message:
+        slot = self._job.arena.open(parcel.number) if parcel.number >= 0 else None
         if self._collates_into:
             collate.into(slot)
-        message = self._message(task, ticket, slot)
+        message = self._message(parcel, slot)
         collate.into(None)
         if slot is not None and not slot.let_go():
             # The user's code has kept a tensor that lies in the slot, so nobody may write there again. The items go as
             # copies, the slot is never given back, and from now on it is not collated into.
             self._collates_into = False
             try:
-                message = _copied(message, self._job.arena)
+                message = self._copied(message)
             except Exception as error:
-                message = pack((task, self._job.worker_id, None, capture(error)))
+                message = self.told(parcel, error)
         return message
 
-    def _message(self, task: int, ticket: Any, slot: Slot | None) -> Message:
+    def told(self, parcel: Parcel, error: Exception, slot: Slot | None = None) -> Message:
+        """The error in place of items."""
+        return pack((None, capture(error)), slot, task=parcel.task, sender=self._job.worker_id)
+
+    def _message(self, parcel: Parcel, slot: Slot | None) -> Message:
         """A function of its own, so that when it returns nothing but the user's code can still hold what it made."""
-        worker_id = self._job.worker_id
         try:
-            return pack((task, worker_id, self._job.runner.run(ticket), None), slot)
+            items = self._job.runner.run(parcel.open())
+            return pack((items, None), slot, task=parcel.task, sender=self._job.worker_id)
         except Exception as error:
-            return pack((task, worker_id, None, capture(error)), slot)
+            return self.told(parcel, error, slot)
+
+    def _copied(self, message: Message) -> Message:
+        one, other = open_channel()
+        with one, other:
+            send(one, message)
+            parcel = receive(other)
+        return pack(parcel.open(self._job.arena), task=parcel.task, sender=parcel.sender)
 
 
-def _copied(message: Message, arena: Arena) -> Message:
-    one, other = open_channel()
-    with one, other:
-        send(one, message)
-        return pack(receive(other, arena=arena))
+def prepare_process() -> None:
+    """Makes this process one that only works in the background."""
+    torch.set_num_threads(1)
+    with suppress(OSError):  # else a worker that wakes up would take the training loop's core from it
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    keep_freed_memory()
+    gc.freeze()  # what is there already is nobody's garbage
 
 
-def _keep_freed_memory() -> None:
+def keep_freed_memory() -> None:
     """Tells glibc to keep large freed blocks: a batch's temporaries would else be mapped and faulted in anew each time."""
     with suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt

@@ -19,7 +19,7 @@ from stateful_pipes.prefetch import channel
 from stateful_pipes.prefetch.channel import open_channel, pack, receive, send
 from stateful_pipes.prefetch.slots import SMALL_BYTES, Arena
 from tests.streams import same
-from tests.unit.test_slots import SIZE, shrink, taken
+from tests.unit.test_slots import SIZE, look, shrink, taken
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def mappings():
 
 def through(ends, value):
     send(ends[0], pack(value))
-    return receive(ends[1])
+    return receive(ends[1]).open()
 
 
 class Point:
@@ -162,20 +162,20 @@ def test_messages_keep_their_order_and_their_borders(ends):
     values = [number if number % 5 else b"x" * 40_000 for number in range(30)]
     for value in values:
         send(ends[0], pack(value))
-    assert [receive(ends[1]) for _ in values] == values
+    assert [receive(ends[1]).open() for _ in values] == values
 
 
 def test_both_ways(ends):
     send(ends[1], pack("back"))
     assert through(ends, "forth") == "forth"
-    assert receive(ends[0]) == "back"
+    assert receive(ends[0]).open() == "back"
 
 
 def fill(end, value):
     """Sends until the channel takes no more; returns how often."""
     for sent in itertools.count():
         try:
-            send(end, pack((sent, value)), socket.MSG_DONTWAIT)
+            send(end, pack((sent, value)))
         except BlockingIOError:
             return sent
 
@@ -186,15 +186,15 @@ def test_a_full_channel_takes_nothing_and_loses_nothing(ends, value):
     sent = fill(ends[0], value)
     assert sent > 5
     assert descriptors() == before
-    assert [receive(ends[1], socket.MSG_DONTWAIT)[0] for _ in range(sent)] == list(range(sent))
+    assert [receive(ends[1]).open()[0] for _ in range(sent)] == list(range(sent))
     with pytest.raises(BlockingIOError):
-        receive(ends[1], socket.MSG_DONTWAIT)
+        receive(ends[1])
     assert through(ends, "again") == "again"
 
 
 def test_nothing_there_yet(ends):
     with pytest.raises(BlockingIOError):
-        receive(ends[1], socket.MSG_DONTWAIT)
+        receive(ends[1])
 
 
 def test_a_closed_channel_ends_both_sides():
@@ -266,7 +266,7 @@ def by_slot(ends, arena, make):
     slot = arena.open(arena.borrow())
     send(ends[0], pack(make(slot), slot))
     assert slot.let_go()
-    return receive(ends[1], arena=arena)
+    return receive(ends[1]).open(arena)
 
 
 def lies_in(arena, tensor):
@@ -295,7 +295,7 @@ class TestWithASlot:
         assert not message.spilled
         send(ends[0], message)
         del message
-        found = receive(ends[1], arena=arena)
+        found = receive(ends[1]).open(arena)
         assert same(found, [*tensors, tensors[0][64:], tensors[1].view(2, -1), tensors[2][:10]])
 
     def test_another_memory_format_needs_no_copy_either(self, ends, arena):
@@ -304,7 +304,7 @@ class TestWithASlot:
         used = slot._used
         send(ends[0], pack(image, slot))
         assert slot._used == used
-        found = receive(ends[1], arena=arena)
+        found = receive(ends[1]).open(arena)
         assert found.stride() == image.stride()
         assert same(found, image)
 
@@ -332,8 +332,8 @@ class TestWithASlot:
     def test_a_slot_can_be_filled_to_its_end(self, ends, arena):
         found = by_slot(ends, arena, lambda slot: torch.full((SIZE,), 3, dtype=torch.uint8))
         assert lies_in(arena, found) == 0
-        assert set(arena.look(0)) == {3}
-        assert set(arena.look(1)) == {0}
+        assert set(look(arena, 0)) == {3}
+        assert set(look(arena, 1)) == {0}
 
     @pytest.mark.parametrize(
         "make", [lambda: list(range(6000)), lambda: [torch.ones(900)] * 2 + [np.ones(500) for _ in range(9)]]
@@ -342,7 +342,7 @@ class TestWithASlot:
         """It is read from the slot, and the slot is free at once: nothing views it."""
         found = by_slot(ends, arena, lambda slot: make())
         assert taken(arena) == []
-        arena.look(0)[:] = b"x" * SIZE
+        look(arena, 0)[:] = b"x" * SIZE
         assert same(found, make())
 
     def test_a_body_too_large_for_the_slot_too(self, ends, arena):
@@ -371,7 +371,7 @@ class TestWithASlot:
 
     def test_tasks_may_have_no_slot(self, ends, arena):
         send(ends[0], pack(torch.ones(5000)))
-        found = receive(ends[1], arena=arena)
+        found = receive(ends[1]).open(arena)
         assert lies_in(arena, found) is None
         assert taken(arena) == []
 
@@ -388,7 +388,7 @@ class TestWithASlot:
         gc.collect()  # the error's traceback
         send(ends[0], pack("told", slot))
         assert slot.let_go()
-        assert receive(ends[1], arena=arena) == "told"
+        assert receive(ends[1]).open(arena) == "told"
         assert taken(arena) == []
 
     def test_it_is_free_when_no_descriptor_is_left_for_the_rest(self, ends, arena):
@@ -399,7 +399,7 @@ class TestWithASlot:
         resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
         try:
             with pytest.raises(OSError, match="too many open files") as caught:
-                receive(ends[1], arena=arena)
+                receive(ends[1]).open(arena)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         assert caught.value.errno == errno.EMFILE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import multiprocessing
 import os
@@ -15,9 +16,17 @@ import torch
 from torch.utils.data import default_collate
 
 from stateful_pipes.errors import ConcurrentUseError, WorkerDiedError, WorkerTimeoutError
+from stateful_pipes.prefetch import memory_files
 from stateful_pipes.prefetch.pool import WorkerPool
 from stateful_pipes.prefetch.slots import SLOT_BYTES
 from tests.streams import same
+
+
+class Unbuildable:
+    """Can be pickled, and not be unpickled."""
+
+    def __reduce__(self):
+        return int, ("x",)
 
 
 class Runner:
@@ -49,6 +58,8 @@ class Runner:
             return [default_collate([torch.full((5000,), value)] * 2)]
         if what == "unpicklable":
             return [default_collate([torch.ones(5000)] * 2), lambda: 0]
+        if what == "cannot be rebuilt":
+            return [default_collate([torch.ones(5000)] * 2), Unbuildable()]
         raise AssertionError(what)
 
 
@@ -85,7 +96,7 @@ def children():
 def test_results_by_number_in_any_order(make):
     pool = make()
     tasks = [pool.submit(("square", value)) for value in range(20)]
-    assert tasks == list(range(20))
+    assert tasks == list(range(tasks[0], tasks[0] + 20))
     assert [pool.result(task) for task in reversed(tasks)] == [[value * value] for value in reversed(range(20))]
     assert pool.outstanding == 0
 
@@ -423,3 +434,73 @@ def test_no_slot_is_lost_over_many_rounds(make, pipe):
     del held, found
     gc.collect()  # tracebacks
     assert sorted(pool._arena._shelf.free) == list(range(8))
+
+
+def test_what_cannot_be_rebuilt_is_told_when_its_own_turn_comes(make):
+    pool = make(1)
+    bad, good = pool.submit(("cannot be rebuilt", None)), pool.submit(("square", 3))
+    assert pool.result(good) == [9]  # by when the other one has arrived
+    with pytest.raises(ValueError, match="invalid literal"):
+        pool.result(bad)
+    assert not pool.is_broken
+    assert taken(pool) == set()
+
+
+def test_what_cannot_be_rebuilt_and_was_forgotten_is_not_told(make):
+    pool = make(1)
+    pool.submit(("cannot be rebuilt", None))
+    pool.forget()
+    assert pool.result(pool.submit(("square", 7))) == [49]
+    assert taken(pool) == set()
+
+
+def test_a_closed_pool_keeps_the_memory_of_held_batches_only(make):
+    pool = make(1, slots=8)
+    tasks = [pool.submit(("collate", value)) for value in range(4)]
+    held = pool.result(tasks[0])
+    pool.result(tasks[3])  # dropped; the two between have been made, and are not asked for
+    descriptor = os.dup(pool._arena._descriptor)
+    assert os.fstat(descriptor).st_blocks * 512 > 3 * held[0].nbytes
+    pool.close()
+    assert os.fstat(descriptor).st_blocks * 512 < 2 * held[0].nbytes
+    assert held[0].unique().tolist() == [0]
+    os.close(descriptor)
+
+
+def test_tasks_of_two_pools_have_no_number_in_common(make):
+    one, other = make(1), make(1)
+    assert one.submit(("square", 1)) != other.submit(("square", 1))
+
+
+def test_a_ticket_for_which_there_is_no_descriptor_is_refused_and_leaves_nothing(make, monkeypatch):
+    pool = make(1)
+
+    def refuse():
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as short:
+        short.setattr(memory_files, "create", refuse)
+        with pytest.raises(OSError, match="Too many"):
+            pool.submit(("square", torch.ones(100_000)))
+    assert pool.outstanding == 0
+    assert taken(pool) == set()
+    assert pool.result(pool.submit(("square", 3))) == [9]
+
+
+def test_too_many_descriptors_under_way_are_waited_for(make, monkeypatch):
+    """Until a worker has taken some in."""
+    pool = make(1)
+    running = pool.submit(("square", 2))
+    create = memory_files.create
+    refusals = [OSError(errno.ETOOMANYREFS, "Too many references")]
+
+    def refuse_once():
+        if refusals:
+            raise refusals.pop()
+        return create()
+
+    monkeypatch.setattr(memory_files, "create", refuse_once)
+    waiting = pool.submit(("square", torch.ones(100_000)))
+    assert pool.result(running) == [4]
+    assert pool.result(waiting)[0].sum() == 100_000
+    assert not refusals

@@ -47,6 +47,10 @@ def twin(arena):
     return other
 
 
+def look(arena, number):
+    return arena._memory[number * slots.SLOT_BYTES : (number + 1) * slots.SLOT_BYTES]
+
+
 def taken(arena, count=3):
     return sorted(set(range(count)) - set(arena._shelf.free))
 
@@ -125,7 +129,7 @@ class TestBorrowing:
         for number, view in enumerate(views):
             assert len(view) == SIZE
             view[:] = bytes([number + 1]) * SIZE
-        assert [bytes(arena.look(number)) for number in range(3)] == [bytes([number + 1]) * SIZE for number in range(3)]
+        assert [bytes(look(arena, number)) for number in range(3)] == [bytes([number + 1]) * SIZE for number in range(3)]
 
     def test_no_slots_at_all(self):
         arena = Arena(0)
@@ -136,16 +140,16 @@ class TestBorrowing:
 class TestMemory:
     def test_a_slot_costs_what_was_written_to_it(self):
         arena = Arena(8)
-        assert len(arena.look(7)) == slots.SLOT_BYTES
+        assert len(look(arena, 7)) == slots.SLOT_BYTES
         assert resident(arena._descriptor) == 0
-        arena.look(7)[:100_000] = b"x" * 100_000
+        look(arena, 7)[:100_000] = b"x" * 100_000
         assert 100_000 <= resident(arena._descriptor) < 300_000
         arena.close()
 
     def test_nothing_is_in_dev_shm(self):
         before = maps_dev_shm()
         arena = Arena(2)
-        arena.look(0)[:5] = b"12345"
+        look(arena, 0)[:5] = b"12345"
         assert maps_dev_shm() <= before
         tensor = torch.zeros(5).share_memory_()
         assert not maps_dev_shm() <= before  # so it would be seen
@@ -177,7 +181,7 @@ class TestMemory:
 
     def test_views_outlive_the_closing(self, arena):
         number = arena.borrow()
-        arena.look(number)[:3] = b"abc"
+        look(arena, number)[:3] = b"abc"
         held = arena.view(number)[:3]
         arena.close()
         assert bytes(held) == b"abc"
@@ -189,7 +193,7 @@ class TestMemory:
         arena = Arena(3)
         descriptor = os.dup(arena._descriptor)
         for number in range(3):
-            arena.look(number)[: 2**20] = b"x" * 2**20
+            look(arena, number)[: 2**20] = b"x" * 2**20
         one, other, _ = (arena.view(arena.borrow())[:10] for _ in range(3))
         arena.close()
         del other, _
@@ -228,14 +232,14 @@ class TestForks:
 
     def test_closing_it_there_empties_no_slot_here(self, arena):
         close = in_a_fork(arena.close)
-        arena.look(0)[:] = b"x" * SIZE
+        look(arena, 0)[:] = b"x" * SIZE
         held = arena.view(arena.borrow())  # a slot that was free when the process forked
         close()
         assert bytes(held) == b"x" * SIZE
 
     @pytest.mark.parametrize("closed_before", [True, False])
     def test_dropping_a_batch_there_leaves_it_here(self, arena, closed_before):
-        arena.look(0)[:] = b"x" * SIZE
+        look(arena, 0)[:] = b"x" * SIZE
         held = [arena.view(arena.borrow())]
         if closed_before:
             arena.close()
@@ -279,7 +283,7 @@ def test_another_process_writes_what_this_one_views(method):
     process.join()
     assert process.exitcode == 0
     assert set(arena.view(number)[:8192]) == {7}
-    assert set(arena.look(1)[:8192]) == {0}
+    assert set(look(arena, 1)[:8192]) == {0}
     arena.close()
 
 
@@ -318,14 +322,14 @@ class TestSlot:
         assert all(offset % 64 == 0 for offset in (*offsets, put, slot.offset_of(last.data_ptr())))
         assert all((tensor == number).all() for number, tensor in enumerate(tensors))
         for number, (offset, tensor) in enumerate(zip(offsets, tensors, strict=True)):
-            assert bytes(arena.look(0)[offset : offset + len(tensor)]) == bytes([number]) * len(tensor)
-        assert bytes(arena.look(0)[put : put + 7]) == b"between"
+            assert bytes(look(arena, 0)[offset : offset + len(tensor)]) == bytes([number]) * len(tensor)
+        assert bytes(look(arena, 0)[put : put + 7]) == b"between"
         assert (last == 9).all()
 
     def test_put_takes_any_kind_of_buffer(self, slot, arena):
         array = np.arange(30, dtype="<i4").reshape(5, 6)
         offset = slot.put(memoryview(array))
-        assert bytes(arena.look(0)[offset : offset + array.nbytes]) == array.tobytes()
+        assert bytes(look(arena, 0)[offset : offset + array.nbytes]) == array.tobytes()
 
     def test_where_a_tensor_lies(self, slot, arena):
         first, second = slot.tensor((5000,), torch.uint8), slot.tensor((5000,), torch.uint8)

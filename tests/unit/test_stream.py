@@ -353,3 +353,27 @@ def test_an_error_that_waits_for_its_turn_holds_no_frame():
     error = pull_one(node).error
     assert error.__traceback__ is None
     assert "in pull" in error.__notes__[0]
+
+
+def test_a_close_in_the_midst_of_a_commit_loses_nothing():
+    """As another thread may do it: what the commit has set by then is of before the close."""
+
+    class ClosedOnce(Stream):
+        closes = False
+
+        @property
+        def delivered(self):
+            return 0
+
+        @delivered.setter
+        def delivered(self, _):
+            if self.closes:
+                self.closes = False
+                self.close(node)
+                node.at = (7, 7)  # what a released node makes of its cursor
+
+    node, stream = Counting(4), ClosedOnce()
+    assert stream.take(node, 0, stream.generation) == (0, 0)
+    stream.closes = True
+    assert stream.take(node, 0, stream.generation) == (0, 1)
+    assert rest(stream, node) == [(0, 2), (0, 3)]

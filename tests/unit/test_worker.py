@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import namedtuple
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from torch.utils.data import default_collate, get_worker_info
 from stateful_pipes.prefetch.channel import open_channel, pack, receive, send
 from stateful_pipes.prefetch.remote_error import restore
 from stateful_pipes.prefetch.slots import Arena
-from stateful_pipes.prefetch.worker import STARTED, Job, Result, work
+from stateful_pipes.prefetch.worker import STARTED, Job, work
 from stateful_pipes.rng import WORKER, derive
 from tests.streams import generator_states, same
 from tests.unit.test_slots import shrink, taken, twin
@@ -55,12 +56,19 @@ def this_process_as_a_worker(monkeypatch):
     torch.set_rng_state(states[2])
 
 
+Result = namedtuple("Result", ["task", "worker_id", "items", "error"])
+
+
+def opened(parcel, arena=None):
+    return Result(parcel.task, parcel.sender, *parcel.open(arena))
+
+
 def answers(tickets, *, main_pid=None, init=None, worker_id=1, arena=None, runner=None):
     """What a worker sends for these tickets until its channel is shut down. Of an arena, each ticket gets a slot."""
     tasks, worker_tasks = open_channel()
     results, worker_results = open_channel()
     for task, ticket in enumerate(tickets):
-        send(tasks, pack((task, arena.borrow() if arena else -1, ticket)))
+        send(tasks, pack(ticket, task=task, number=arena.borrow() if arena else -1))
     tasks.close()  # after the tickets, the worker reads the end
     main_pid = os.getpid() if main_pid is None else main_pid
     own = twin(arena) if arena else Arena(0)
@@ -71,7 +79,7 @@ def answers(tickets, *, main_pid=None, init=None, worker_id=1, arena=None, runne
         found = []
         while True:
             try:
-                found.append(Result(*receive(results, arena=arena)))
+                found.append(opened(receive(results), arena))
             except EOFError:
                 return found
 
@@ -145,12 +153,12 @@ class TestWork:
                 return super().run(ticket)
 
         for task, ticket in enumerate([2, 3, 4]):
-            send(tasks, pack((task, -1, ticket)))
+            send(tasks, pack(ticket, task=task))
         tasks.close()
         work(Job(Rival(), Arena(0), 0, 2, None, 7, None, os.getpid()), worker_tasks, worker_results)
         worker_results.close()
-        assert taken == [(1, -1, 3)]
-        assert [receive(results)[2] for _ in range(2)] == [[4], [16]]
+        assert [(parcel.task, parcel.open()) for parcel in taken] == [(1, 3)]
+        assert [opened(receive(results)).items for _ in range(2)] == [[4], [16]]
         for end in (worker_tasks, results, rival):
             end.close()
 

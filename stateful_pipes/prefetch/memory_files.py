@@ -1,0 +1,46 @@
+"""Anonymous memory files (memfd): shared memory that is in no file system, so that a small /dev/shm does not matter."""
+
+from __future__ import annotations
+
+import io
+import os
+from typing import Any, cast
+
+import torch
+
+__all__ = ["create", "map_whole", "take_in", "write"]
+
+# A mapping costs more than it saves below this, and their number is bounded (vm.max_map_count).
+_MAPPED = 1024 * 1024
+_IOV_MAX = 1024
+
+
+def create() -> int:
+    """The descriptor of a new, empty one."""
+    return os.memfd_create("stateful_pipes")
+
+
+def map_whole(descriptor: int) -> memoryview:
+    """All of it, mapped for as long as something views it. That keeps no descriptor, as mmap.mmap would."""
+    size = os.fstat(descriptor).st_size
+    mapped = torch.from_file(f"/proc/self/fd/{descriptor}", shared=True, size=size, dtype=torch.uint8)
+    return memoryview(cast(Any, mapped.numpy()))
+
+
+def take_in(descriptor: int) -> memoryview:
+    """Its content, mapped if it is large; the descriptor is closed."""
+    with io.FileIO(descriptor) as file:
+        size = os.fstat(descriptor).st_size
+        return map_whole(descriptor) if size > _MAPPED else memoryview(bytearray(file.readall()))
+
+
+def write(descriptor: int, segments: list[Any]) -> None:
+    """Writes buffers one after another, and goes back to the start, for the receiver's descriptor shares the position."""
+    left = [memoryview(segment).cast("B") for segment in segments if memoryview(segment).nbytes]
+    while left:
+        written = os.writev(descriptor, left[:_IOV_MAX])
+        while left and written >= left[0].nbytes:
+            written -= left.pop(0).nbytes
+        if written:
+            left[0] = left[0][written:]
+    os.lseek(descriptor, 0, os.SEEK_SET)
