@@ -27,9 +27,10 @@ from typing import Any
 
 import torch
 from harness import ROUNDS, Cost, Figure, arguments, in_turn, ratios, report, require
-from peers import WARMUP, WORKERS, cost, keep_memory, ours, same
+from peers import WARMUP, WORKERS, cost, ours, same
 from workloads import LENGTH, Workload, add_workloads, workload
 
+from stateful_pipes.prefetch.worker import prepare_process
 from stateful_pipes.rng import GLOBAL_GENERATORS, SAMPLE, derive, derive_each, seeder
 
 TARGETS = {"tiny": 0.8, "u8": 0.8, "f32": 0.9, "tokens": 0.75, "jpeg": 0.9}
@@ -72,8 +73,7 @@ def prepare(barrier: Barrier, end: socket.socket | None) -> None:
     """What a process begins with, as a worker of ours."""
     global start, news
     start, news = barrier, end
-    keep_memory()
-    torch.set_num_threads(1)
+    prepare_process()
 
 
 def work(workload: Workload, worker: int) -> float:

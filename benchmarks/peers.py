@@ -5,7 +5,6 @@ The peers seed nothing. With `shuffle=False` a contestant reads in order, to be 
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import tempfile
 import threading
@@ -24,6 +23,7 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, defau
 from workloads import CROP, Held, Workload, photographs
 
 from stateful_pipes import StatefulDataLoader
+from stateful_pipes.prefetch.worker import keep_freed_memory
 
 WORKERS = 2
 WARMUP = 8
@@ -51,7 +51,7 @@ def torch_loader(workload: Workload, shuffle: bool = True, **arguments: Any) -> 
 
 def torch_loader_keeping(workload: Workload, shuffle: bool = True) -> Batches:
     """torch's with the allocator's settings in its workers."""
-    return torch_loader(workload, shuffle, worker_init_fn=keep_memory)
+    return torch_loader(workload, shuffle, worker_init_fn=lambda _: keep_freed_memory())
 
 
 def stateful_loader(workload: Workload, shuffle: bool = True) -> Batches:
@@ -121,14 +121,6 @@ def dali(workload: Workload, shuffle: bool = True) -> Batches:
             Path(path).write_bytes(jpeg)
         for (batch,) in DALIGenericIterator([pipeline()], ["image"]):
             yield batch["image"]
-
-
-def keep_memory(worker_id: int = 0) -> None:
-    """Has glibc keep what is freed, as ours does: else each large tensor is mapped and its pages are made anew."""
-    mallopt = ctypes.CDLL(None).mallopt
-    for name in (-3, -1):  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD
-        taken = mallopt(name, 2**30) or mallopt(name, 2**25)
-        require(bool(taken), "this C library does not take the allocator's settings")
 
 
 def installed(package: str) -> bool:
