@@ -105,17 +105,20 @@ class WorkerPool:
         """Queues a ticket; returns the number of its task."""
         self._check_process()
         task = next(_NUMBERS)
+        # Ends well or in an error: an interrupt may leave a slot on the shelf that a worker has.
+        was_broken, self.is_broken = self.is_broken, True
         slot = self._arena.borrow()
         try:
             self._packed[task] = pack(ticket, task=task, number=slot)
             self._unsent.append((task, slot))
             self._flush()
-        except BaseException:
-            if task not in self._running:
-                self._packed.pop(task, None)
-                self._unsent = deque(pair for pair in self._unsent if pair[0] != task)
-                self._arena.give_back(slot)
+        except Exception:
+            self._packed.pop(task, None)
+            self._unsent = deque(pair for pair in self._unsent if pair[0] != task)
+            self._arena.give_back(slot)
+            self.is_broken = was_broken
             raise
+        self.is_broken = was_broken
         return task
 
     def result(self, task: int, timeout: float = 0) -> list[Any]:
@@ -147,6 +150,7 @@ class WorkerPool:
         """Drops all tasks; what no worker has begun is taken back."""
         if os.getpid() != self._pid:
             return  # a fork's copy must not take tasks away
+        was_broken, self.is_broken = self.is_broken, True
         for task, slot in self._unsent:
             del self._packed[task]
             self._arena.give_back(slot)
@@ -162,6 +166,7 @@ class WorkerPool:
             self._arena.give_back(parcel.number)
         self._done.clear()
         self._forgotten = set(self._running)
+        self.is_broken = was_broken
 
     def close(self) -> None:
         """Ends the workers within about a second, however busy they are; idempotent."""

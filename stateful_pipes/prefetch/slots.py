@@ -17,9 +17,11 @@ from multiprocessing.reduction import DupFd
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from stateful_pipes.prefetch import memory_files
+from stateful_pipes.prefetch.tensors import as_shape
 
 __all__ = ["SLOT_BYTES", "SMALL_BYTES", "Arena", "Slot", "aligned"]
 
@@ -119,7 +121,7 @@ class Arena:
 
     def open(self, number: int) -> Slot:
         """A slot to write to."""
-        return Slot(number, _Memory.from_buffer(self._memory, number * SLOT_BYTES))
+        return Slot(number, self._memory[number * SLOT_BYTES : (number + 1) * SLOT_BYTES])
 
     def view(self, number: int) -> memoryview:
         """The bytes of a borrowed slot, which is freed when the last view of them is gone."""
@@ -154,30 +156,35 @@ class Slot:
         memory: Its bytes.
     """
 
-    def __init__(self, number: int, memory: ctypes.Array[Any]) -> None:
+    def __init__(self, number: int, memory: memoryview) -> None:
         self.number = number
-        self._memory: ctypes.Array[Any] | None = memory
-        self._start = ctypes.addressof(memory)
+        self._memory: memoryview | None = memory
+        self._start = np.frombuffer(memory, np.uint8).ctypes.data
         self._used = 0
+        # What lies there: the offset, and what lives as long as it is held; None for what stays.
+        self._pieces: list[tuple[int, weakref.ref[Any] | None]] = []
         # The user's code may collate in threads of its own.
         self._lock = threading.Lock()
 
     def tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
         """An uninitialised tensor in the slot; None if it is small or does not fit."""
-        count = math.prod(shape)
-        size = count * dtype.itemsize
-        memory, offset = self._reserve(size) if size > SMALL_BYTES else (None, -1)
-        return None if memory is None else torch.frombuffer(memory, dtype=dtype, count=count, offset=offset).view(shape)
+        size = math.prod(shape) * dtype.itemsize
+        piece = self._reserve(size) if size > SMALL_BYTES else None
+        if piece is None:
+            return None
+        flat = torch.frombuffer(piece, dtype=dtype)
+        return as_shape(flat, shape)
 
     def put(self, data: memoryview) -> int:
         """Copies bytes into the slot, unless they lie there; returns their offset, or -1 if they do not fit."""
         offset = self.offset_of(np.frombuffer(data, np.uint8).ctypes.data)
         if offset >= 0:
             return offset
-        memory, offset = self._reserve(data.nbytes)
-        if memory is not None:
-            memoryview(memory).cast("B")[offset : offset + data.nbytes] = data.cast("B")
-        return offset
+        piece = self._reserve(data.nbytes, to_stay=True)
+        if piece is None:
+            return -1
+        piece[:] = np.frombuffer(data, np.uint8)
+        return piece.ctypes.data - self._start
 
     def offset_of(self, address: int) -> int:
         """Where in the slot an address lies; -1 if it is elsewhere."""
@@ -192,21 +199,28 @@ class Slot:
     def let_go(self) -> bool:
         """Gives up the slot; returns whether nothing else in this process holds a tensor in it."""
         with self._lock:
-            held = None if self._memory is None else weakref.ref(self._memory)
             self._memory = None
         for generation in (1, 2):  # a cycle that nobody holds is no reason; it is young, as a rule
-            if held is None or held() is None:
+            if not self._is_held():
                 return True
             gc.collect(generation)
-        return held is None or held() is None
+        return not self._is_held()
 
-    def _reserve(self, size: int) -> tuple[ctypes.Array[Any] | None, int]:
+    def _is_held(self) -> bool:
+        return any(piece is not None and piece() is not None for _, piece in self._pieces)
+
+    def _reserve(self, size: int, to_stay: bool = False) -> npt.NDArray[np.uint8] | None:
         with self._lock:
+            # What a sample has collated and dropped again.
+            while self._pieces and (last := self._pieces[-1][1]) is not None and last() is None:
+                self._used, _ = self._pieces.pop()
             offset = self._used
             if self._memory is None or size > SLOT_BYTES - offset:
-                return None, -1
+                return None
+            piece = np.frombuffer(self._memory, np.uint8, size, offset)
+            self._pieces.append((offset, None if to_stay else weakref.ref(piece)))
             self._used += aligned(size)
-            return self._memory, offset
+            return piece
 
 
 def aligned(size: int) -> int:

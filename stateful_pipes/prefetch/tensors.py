@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["TensorPickler"]
+__all__ = ["TensorPickler", "as_shape"]
 
 
 class TensorPickler(pickle.Pickler):
@@ -47,10 +47,14 @@ def rebuild_tensor(data: Any, dtype: int | torch.dtype, shape: tuple[int, ...], 
     if isinstance(dtype, int):
         return torch.from_numpy(np.ndarray(shape, _NUMPY[dtype], data))
     if 0 in shape:
-        return torch.empty(shape, dtype=dtype)
-    flat = torch.frombuffer(data, dtype=dtype)
-    # Not a view, which could not be detached in place.
-    return flat.set_(flat.untyped_storage(), 0, shape, strides or torch.empty(shape, device="meta").stride())
+        return torch.empty(shape, dtype=dtype, device="cpu")
+    return as_shape(torch.frombuffer(data, dtype=dtype), shape, strides)
+
+
+def as_shape(flat: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...] | None = None) -> torch.Tensor:
+    """Gives a tensor another shape in place: it shall be no view, which could not be detached in place."""
+    strides = strides or torch.empty(shape, device="meta").stride()
+    return flat.set_(flat.untyped_storage(), flat.storage_offset(), shape, strides)
 
 
 # The types that NumPy has as well go by number and through it: that takes a third of the time.

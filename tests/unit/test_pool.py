@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import gc
+import itertools
 import multiprocessing
 import os
 import random
 import signal
 import socket
+import sys
 import weakref
 
 import pytest
@@ -504,3 +506,44 @@ def test_too_many_descriptors_under_way_are_waited_for(make, monkeypatch):
     assert pool.result(running) == [4]
     assert pool.result(waiting)[0].sum() == 100_000
     assert not refusals
+
+
+def interrupted(at, call):
+    """Calls it, with a KeyboardInterrupt at one line of submit, _flush, send or forget; whether it came to that line."""
+    lines = itertools.count()
+
+    def trace(frame, event, _):
+        if frame.f_code.co_name not in ("submit", "_flush", "send", "forget") or "stateful_pipes" not in frame.f_code.co_filename:
+            return None
+        if event == "line" and next(lines) == at:
+            raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+@pytest.mark.parametrize("what", ["submit", "forget"])
+def test_an_interrupt_at_any_line_leaves_the_pool_whole_or_known_to_be_broken(make, what):
+    """No slot may be on the shelf that a worker still has, nor be lost, nor a task be waited for that nobody runs."""
+    for at in itertools.count():
+        pool = make(1, slots=8)
+        tasks = [pool.submit(("collate", value)) for value in range(3)]
+        pool.result(tasks[0])
+        call = pool.forget if what == "forget" else lambda pool=pool: pool.submit(("collate", 9))
+        came = interrupted(at, call)
+        if not pool.is_broken:
+            pool.forget()
+            finish(pool)
+            assert sorted(pool._arena._shelf.free) == list(range(8)), at
+        pool.close()
+        if not came:
+            break
+    assert at > 8

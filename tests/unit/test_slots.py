@@ -298,9 +298,46 @@ class TestSlot:
         assert slot.tensor((SIZE + 1,), torch.uint8) is None
         assert slot.tensor((2**62, 4), torch.float64) is None
         assert slot.put(memoryview(bytes(SIZE + 1))) == -1
-        assert slot.tensor((SIZE,), torch.uint8) is not None
+        held = slot.tensor((SIZE,), torch.uint8)
+        assert held is not None
         assert slot.put(memoryview(b"x")) == -1
         assert slot.tensor((SIZE,), torch.uint8) is None
+
+    def test_what_was_dropped_again_takes_no_room(self, slot):
+        """As what a sample collates on its way."""
+        first = slot.tensor((SIZE // 4,), torch.uint8)
+        first.fill_(1)
+        for _ in range(20):
+            between = [slot.tensor((SIZE // 4,), torch.uint8).fill_(7) for _ in range(2)]
+            assert between[0].data_ptr() == first.data_ptr() + len(first)
+            del between
+        last = slot.tensor((3 * SIZE // 4,), torch.uint8)
+        assert last.data_ptr() == first.data_ptr() + len(first)
+        assert first.eq(1).all()
+
+    def test_what_was_put_stays(self, slot):
+        offset = slot.put(memoryview(b"x" * 5000))
+        assert slot.tensor((5000,), torch.uint8).data_ptr() - slot._start >= offset + 5000
+
+    def test_what_is_below_a_living_piece_is_not_used_again(self, slot):
+        dropped, held = (slot.tensor((5000,), torch.uint8) for _ in range(2))
+        held.fill_(3)
+        del dropped
+        slot.tensor((5000,), torch.uint8).fill_(4)
+        assert held.eq(3).all()
+
+    @pytest.mark.parametrize("part", [lambda x: x.numpy(), lambda x: x[7:9], lambda x: x.untyped_storage(), lambda x: x.detach()])
+    def test_a_part_keeps_the_whole_piece(self, slot, part):
+        held = part(slot.tensor((5000,), torch.uint8))
+        start = slot._used
+        slot.tensor((5000,), torch.uint8)
+        assert slot._used >= start + 5000
+        assert not slot.let_go()
+        del held
+        assert slot.let_go()
+
+    def test_a_tensor_is_no_view(self, slot):
+        slot.tensor((100, 100), torch.float32).detach_()
 
     @pytest.mark.parametrize(
         "dtype", [torch.bool, torch.int64, torch.bfloat16, torch.float8_e5m2, torch.complex128, torch.uint16], ids=str
