@@ -36,12 +36,16 @@ class NodeContract:
         """Puts the cursor to a mark."""
         self._source.seek(mark)
 
+    def settings(self) -> dict[str, Scalar]:
+        """The arguments in the node's entry of the state: what shapes the stream. Only `adopt` changes them."""
+        return {}
+
     def values(self, mark: Mark) -> dict[str, Scalar]:
-        """The node's own entry in the state at `mark`: its arguments and its own part of the cursor."""
+        """The rest of the entry: the node's own part of the cursor at `mark`."""
         return {}
 
     def rules(self) -> Mapping[str, Rule]:
-        """The rules for those of `values` that are not fixed."""
+        """The rules for those of both that are not fixed."""
         return {}
 
     def parts(self, mark: Mark) -> tuple[Mark, ...]:

@@ -12,7 +12,7 @@ from torchdata.nodes import BaseNode
 
 from stateful_pipes.contract import NodeContract
 from stateful_pipes.errors import Difference, NodeAttachedError, ResumableModeRequiredError, StateMismatchError
-from stateful_pipes.fields import Scalar, fixed, ruled
+from stateful_pipes.fields import Scalar, ruled
 from stateful_pipes.naming import instance_name, snake_case
 from stateful_pipes.rng import preserved
 from stateful_pipes.samplers.order import check_epoch
@@ -32,7 +32,7 @@ _BASE_NODE_DOOR = ("__next__", "next", "reset", "get_state", "state_dict", "load
 class Node(NodeContract, BaseNode[T_co]):
     """Base of this library's nodes, and of your own.
 
-    A node above one source has to implement `run`, and `values` if it has arguments that shape its stream; all else
+    A node above one source has to implement `run`, and `settings` if it has arguments that shape its stream; all else
     passes through to the source. A node that is a source itself, or has several, implements `pull`, `run`, `mark`,
     `seek`, `values`, `rules`, `locate`, `start` and `next_epoch`.
 
@@ -41,8 +41,9 @@ class Node(NodeContract, BaseNode[T_co]):
       of the next one.
     * `run(ticket)` may be slow, runs in any process, touches no cursor, and gives the same items however often it is asked.
     * `mark()` and `seek(mark)` are the cursor: a small plain tuple, epoch first, then the items consumed in it.
-    * `values(mark)` is the node's entry in the state; `rules()` says with `stateful_pipes.fields` (`adopted_seed`,
-      `counter`...) which of them need not be equal at a load; `locate(entry, parts)` leads back from an entry to the mark.
+    * `settings()` and `values(mark)` make up the node's entry in the state: its arguments, and its part of the cursor. `rules()`
+      says with `stateful_pipes.fields` (`adopted_seed`, `counter`...) which of them need not be equal at a load;
+      `locate(entry, parts)` leads back from an entry to the mark.
 
     A ticket is a plain tuple (epoch, positions, ...) of tuples, ints and bytes. `positions` are those of its items, as the
     arguments of a `range`, or as the bytes of int64 numbers; read them with `positions_of`.
@@ -76,6 +77,7 @@ class Node(NodeContract, BaseNode[T_co]):
         self._loader: weakref.ref[object] | None = None
         self._pass_epoch: int | None = None  # the epoch that torchdata's next() is in
         self._closed = False
+        self._settings: dict[str, Scalar] | None = None
         self._keep = True  # the next reset(None) leaves the node where it stands
         taken = [node.name for source in sources for node in walk(source)]
         self.name: str = instance_name(name, self.kind or snake_case(type(self).__name__), taken)
@@ -136,22 +138,21 @@ class Node(NodeContract, BaseNode[T_co]):
 
     def state_at(self, mark: Mark) -> LoaderState:
         """The state of this node and all below it at `mark`."""
-        entries = {node.name: {"type": node.type_name, **values} for node, values in self._entries(mark)}
+        entries: dict[str, dict[str, Scalar]] = {}
+        self._collect(mark, entries)
         return envelope(mark[0], entries)
 
     def load(self, state: Mapping[str, Any], allow: Collection[str] = ()) -> int:
         """Validates a state, then adopts it and moves the stream there; returns the epoch that was under way."""
         committed = self.consumed()
-        fields = {
-            node.name: {"type": fixed(node.type_name), **ruled(values, node.rules())} for node, values in self._entries(committed)
-        }
-        valid = validate(state, fields, allow)
+        current = self.state_at(committed)["nodes"]
+        rules = {node.name: node.rules() for node in walk(self)}
+        valid = validate(state, {name: ruled(entry, rules[name]) for name, entry in current.items()}, allow)
         saved, epoch = valid["nodes"], valid["epoch"]
         mark = self._located(saved)
         if epoch != mark[0] and not (epoch == mark[0] - 1 and self.at_start(mark)):
             wrong = Difference("", "epoch", epoch, mark[0], "the nodes stand in that epoch")
             raise StateMismatchError(differences=(wrong,))
-        before = self.state_at(committed)["nodes"]
         token = _ALLOW.set(allow)
         try:
             self._adopt(saved)
@@ -159,7 +160,7 @@ class Node(NodeContract, BaseNode[T_co]):
             if allow:
                 self.stream.remark(self)
         except BaseException:
-            self._adopt(before)
+            self._adopt(current)
             raise
         finally:
             _ALLOW.reset(token)
@@ -212,16 +213,22 @@ class Node(NodeContract, BaseNode[T_co]):
 
     # Inside.
 
-    def _entries(self, mark: Mark) -> list[tuple[Node[Any], dict[str, Scalar]]]:
-        """Those nodes that have an entry in the state, and its values."""
-        found = [pair for source, part in zip(self.sources, self.parts(mark), strict=False) for pair in source._entries(part)]
-        values = self.values(mark)
-        return [*found, (self, values)] if values else found
+    def _collect(self, mark: Mark, entries: dict[str, dict[str, Scalar]]) -> None:
+        for source, part in zip(self.sources, self.parts(mark), strict=False):
+            source._collect(part, entries)
+        # Asked for once: a state is taken after every batch, by when the workers have emptied the caches.
+        settings = self._settings
+        if settings is None:
+            settings = self._settings = self.settings()
+        entry = {"type": self.type_name, **settings, **self.values(mark)}
+        if len(entry) > 1:
+            entries[self.name] = entry
 
     def _adopt(self, entries: Mapping[str, Mapping[str, Any]]) -> None:
         for node in walk(self):
             if node.name in entries:
                 node.adopt(entries[node.name])
+                node._settings = None
 
     def _located(self, saved: Mapping[str, Mapping[str, Any]]) -> Mark:
         parts = tuple(source._located(saved) for source in self.sources)

@@ -128,7 +128,7 @@ class SeededBatcher(Node[T_co]):
         self._ended = False
         self._source.next_epoch(mark)
 
-    def values(self, mark: Mark) -> dict[str, Scalar]:
+    def settings(self) -> dict[str, Scalar]:
         return {"batch_size": self.batch_size, "drop_last": self.drop_last, "seed": self.seed}
 
     def rules(self) -> Mapping[str, Rule]:

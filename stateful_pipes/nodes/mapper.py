@@ -24,7 +24,7 @@ from stateful_pipes.rng import (
     draw_seed,
     seeder,
 )
-from stateful_pipes.stream import Mark, Ticket, positions_of
+from stateful_pipes.stream import Ticket, positions_of
 
 __all__ = ["SeededMapper"]
 
@@ -136,7 +136,7 @@ class SeededMapper(Node[T_co]):
         shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
         return f"in node {self.name!r} at epoch {ticket[0]}, position {positions_of(ticket)[i]}, index {shown}"
 
-    def values(self, mark: Mark) -> dict[str, Scalar]:
+    def settings(self) -> dict[str, Scalar]:
         rng = self.rng if self.rng == "generator" else ",".join(self.rng)
         return {"rng": rng} if self.seed is None else {"seed": self.seed, "rng": rng}
 

@@ -113,16 +113,17 @@ class SamplerNode(Node[int]):
     def seek(self, mark: Mark) -> None:
         self._epoch, self._consumed = mark
 
-    def values(self, mark: Mark) -> dict[str, Scalar]:
-        epoch, consumed = mark
+    def settings(self) -> dict[str, Scalar]:
         return {
             "order": self.sampler.name,
             **self.sampler.values(),
-            "epoch": epoch,
-            "consumed": consumed,
             "world_size": self.world_size,
             "uneven": self.uneven,
         }
+
+    def values(self, mark: Mark) -> dict[str, Scalar]:
+        epoch, consumed = mark
+        return {"epoch": epoch, "consumed": consumed}
 
     def rules(self) -> Mapping[str, Rule]:
         consumed = partial(counter, below=self.sampler.length)
@@ -153,6 +154,7 @@ class SamplerNode(Node[int]):
 
     def open(self) -> None:
         self.sampler.attach(self)
+        self._settings = None  # it may have been loaded meanwhile
 
     def cursor(self) -> tuple[int, int]:
         """The consumed position: epoch, and samples consumed in it over all ranks."""

@@ -48,7 +48,7 @@ class Scaler(Node):
     def run(self, ticket):
         return [self.factor * item for item in self.sources[0].run(ticket)]
 
-    def values(self, mark):
+    def settings(self):
         return {"factor": self.factor}
 
 
@@ -78,8 +78,11 @@ class Countdown(Node):
     def seek(self, mark):
         self.at = mark
 
+    def settings(self):
+        return {"length": self.count}
+
     def values(self, mark):
-        return {"length": self.count, "epoch": mark[0], "position": mark[1]}
+        return {"epoch": mark[0], "position": mark[1]}
 
     def rules(self):
         return {"epoch": counter, "position": partial(counter, below=self.count)}
@@ -738,11 +741,21 @@ def test_a_subclass_s_own_argument_is_in_the_state_and_compared():
             super().__init__(source, str, **kwargs)
             self.size = size
 
-        def values(self, mark):
-            return {**super().values(mark), "size": self.size}
+        def settings(self):
+            return {**super().settings(), "size": self.size}
 
     state = Sized(SamplerNode(SequentialSampler(9)), 3, seed=1).get_state()
     assert state["nodes"]["mapper"]["size"] == 3
     Sized(SamplerNode(SequentialSampler(9)), 3).load_state_dict(state)
     with pytest.raises(StateMismatchError, match="size"):
         Sized(SamplerNode(SequentialSampler(9)), 4).load_state_dict(state)
+
+
+def test_a_seed_that_the_sampler_got_while_the_node_was_closed_is_in_the_state():
+    sampler = RandomSampler(9, seed=1)
+    node = SamplerNode(sampler)
+    assert node.get_state()["nodes"]["sampler"]["seed"] == 1
+    node.close()
+    sampler.load_state_dict({**sampler.state_dict(), "seed": 2})
+    assert len(list(node)) == 9
+    assert node.get_state()["nodes"]["sampler"]["seed"] == 2

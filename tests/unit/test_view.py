@@ -137,7 +137,7 @@ def test_describe():
     loader = StatefulDataLoader(ProcessPrefetcher(composed(), 0))
     next(iter(loader))
     assert loader.describe().splitlines() == [
-        "sampler: SamplerNode(order='RandomSampler', length=5, seed=1, epoch=0, consumed=2, world_size=1, uneven='pad')",
+        "sampler: SamplerNode(order='RandomSampler', length=5, seed=1, world_size=1, uneven='pad', epoch=0, consumed=2)",
         "mapper: SeededMapper(seed=2, rng='python,numpy,torch')",
         "batcher: SeededBatcher(batch_size=2, drop_last=True, seed=3)",
         "prefetcher: ProcessPrefetcher()",
