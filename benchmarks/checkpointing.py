@@ -7,8 +7,18 @@ one calls `state_dict()` after every batch and `checkpoint(path)` after every 10
 `os.fsync` replaced by nothing, since what that takes is the disk's: its CPU time is the one that has a bound. The file
 lies in the folder for temporary files. Before that it is checked that what was saved resumes at the next batch.
 
-Latest:
+Latest, on two cores of an AMD EPYC, otherwise idle:
 
+    what                                       unit  times  lower q.  median  upper q.         target  reached
+    no states                             batches/s     33     227.6     233       245              -        -
+    states and files                      batches/s     33     226.6   239.7     249.8              -        -
+    the same without fsync                batches/s     33       216   226.8     244.5              -        -
+    throughput, with / without                    x     33    0.9365   1.003     1.068  at least 0.97      yes
+    the same without fsync                        x     33    0.9066  0.9517     1.005              -        -
+    no states, main process                us/batch     33     439.2   493.8     524.6              -        -
+    states and files, main process         us/batch     33     485.3   523.4     572.3              -        -
+    the same without fsync, main process   us/batch     33       509   556.1     591.1              -        -
+    CPU more, without fsync                us/batch     33     9.869   74.91     133.2     at most 60       no
 """
 
 from __future__ import annotations
@@ -65,8 +75,8 @@ def main() -> None:
             "states and files": partial(loading, path=path, every=every),
             "the same without fsync": partial(loading, path=path, every=every, sync=False),
         }
-        runs = {name: partial(cost, contestant, u8, 2) for name, contestant in contestants.items()}
-        found = in_turn(runs, 2 if options.smoke else ROUNDS)
+        runs = {name: partial(cost, contestant, u8) for name, contestant in contestants.items()}
+        found = in_turn(runs, 2 if options.smoke else 3 * ROUNDS)
     rates = {name: [1 / one.wall_s for one in costs] for name, costs in found.items()}
     micros = {name: [1e6 * one.cpu_s for one in costs] for name, costs in found.items()}
     without, synced, unsynced = contestants

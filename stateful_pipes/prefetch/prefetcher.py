@@ -62,7 +62,7 @@ class ProcessPrefetcher(Node[T_co]):
     Yields:
         The source's items.
 
-    State: none of its own. Cost: main process about 60 us an item, whatever its size. In a worker, what torch's
+    State: none of its own. Cost: in the main process 0.05 to 0.2 ms an item, whatever its size. In a worker, what torch's
     default_collate stacks is written into the slot at once; what another function makes is copied there once.
 
     Raises:
