@@ -167,7 +167,13 @@ def table(figures: Iterable[Figure]) -> str:
 
 
 def report(name: str, figures: Sequence[Figure], options: argparse.Namespace, **more: Any) -> None:
-    """Prints the table, and writes the JSON if asked to.
+    """Prints the table, and writes the JSON if asked to; the arguments are those of `keep`."""
+    print(table(figures))
+    keep(name, figures, options, **more)
+
+
+def keep(name: str, figures: Sequence[Figure], options: argparse.Namespace, **more: Any) -> None:
+    """Writes the JSON if asked to; also what there is so far, so that a long run that is cut short leaves that.
 
     Args:
         name: The benchmark's, by which the plots find their file.
@@ -175,7 +181,6 @@ def report(name: str, figures: Sequence[Figure], options: argparse.Namespace, **
         options: What `arguments` returned.
         more: Further entries of the JSON.
     """
-    print(table(figures))
     if options.json is None:
         return
     rows = [

@@ -42,7 +42,7 @@ from multiprocessing.synchronize import Barrier
 from typing import Any
 
 import torch
-from harness import ROUNDS, Cost, Figure, arguments, in_turn, ratios, report, require
+from harness import ROUNDS, Cost, Figure, arguments, in_turn, keep, ratios, report, require
 from peers import WARMUP, WORKERS, cost, ours, same
 from workloads import LENGTH, Workload, add_workloads, workload
 
@@ -143,6 +143,7 @@ def main() -> None:
     figures = []
     for name in options.workloads:
         figures += compare(workload(name, options.smoke), 1 if options.smoke else ROUNDS)
+        keep("limit", figures, options)
     report("limit", figures, options)
 
 

@@ -13,6 +13,9 @@ every sample, the others nothing. A ratio is of our samples a second to the peer
 * DALI: a pipeline on the CPU with two threads, on jpeg only; it decodes and resizes its own way, so its batches are of the
   same shape and type but not the same.
 
+Beside Grain the limit of `limit.py`: two processes that read under the same seeds as ours and deliver to nobody. Where that
+is not twice as fast as Grain, nothing is that seeds all three generators for every sample.
+
 Before anything is timed, all others give the same bytes in the same order. Peers that are not installed are left out.
 
 Latest:
@@ -28,7 +31,8 @@ from contextlib import closing
 from functools import partial
 from typing import Any, TypeVar
 
-from harness import ROUNDS, Figure, arguments, in_turn, ratios, report, require
+from harness import ROUNDS, Figure, arguments, in_turn, keep, ratios, report, require
+from limit import limit
 from peers import (
     Contestant,
     alike,
@@ -50,6 +54,7 @@ T = TypeVar("T")
 
 PER_SAMPLE = {"tiny": 15.0, "tokens": 15.0}
 GRAIN = {"tiny": 2.0, "u8": 2.0, "f32": 2.0, "tokens": 2.0, "jpeg": 1.2}
+LIMIT = "the limit"
 SHARE = {"ParallelMapper per sample": {"tiny": 0.05, "u8": 0.1, "f32": 0.35, "tokens": 0.05, "jpeg": 0.35}}
 """Of a workload's batches, for whom all would take minutes: 20 at least."""
 
@@ -73,12 +78,15 @@ def compare(workload: Workload, rounds: int) -> list[Figure]:
     if name == "jpeg" and installed("nvidia.dali"):
         require(apart(dali_is_alike, workload), "jpeg: DALI gives another kind of batches than DataLoader")
         runs["DALI"] = partial(apart, cost, dali, workload)
+    runs[LIMIT] = partial(limit, workload)
     costs = in_turn(runs, rounds)
     wall = {peer: [one.wall_s for one in found] for peer, found in costs.items()}
     figures = [Figure(f"{name}: ours", "samples/s", [workload.batch_size / one for one in wall["ours"]])]
-    for peer in list(wall)[1:]:
+    for peer in [one for one in wall if one not in ("ours", LIMIT)]:
         slack = SLACK.get(name, 0) if peer == "StatefulDataLoader" else 0
         figures.append(Figure(f"{name}: {peer}", "x", ratios(wall[peer], wall["ours"]), targets.get(peer), slack=slack))
+    if "Grain" in wall:
+        figures.append(Figure(f"{name}: {LIMIT} / Grain", "x", ratios(wall["Grain"], wall[LIMIT])))
     return figures
 
 
@@ -99,6 +107,7 @@ def main() -> None:
     figures = []
     for name in options.workloads[:1] if options.smoke else options.workloads:
         figures += compare(workload(name, options.smoke), 1 if options.smoke else ROUNDS)
+        keep("peers_throughput", figures, options)
     report("peers_throughput", figures, options)
 
 

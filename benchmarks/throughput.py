@@ -43,7 +43,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from harness import ROUNDS, Figure, arguments, in_turn, ratios, report
+from harness import ROUNDS, Figure, arguments, in_turn, keep, ratios, report
 from peers import Contestant, cost, ours, ours_unseeded, require_equal, torch_loader, torch_loader_keeping
 from workloads import Workload, add_workloads, workload
 
@@ -87,6 +87,7 @@ def main() -> None:
     figures = []
     for name in options.workloads:
         figures += compare(workload(name, options.smoke), 1 if options.smoke else ROUNDS)
+        keep("throughput", figures, options)
     report("throughput", figures, options)
 
 

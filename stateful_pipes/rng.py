@@ -12,7 +12,8 @@ import random
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Final, Literal, cast
+from types import MethodType
+from typing import Any, Final, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -126,27 +127,36 @@ def seeder(names: tuple[GlobalGenerator, ...]) -> Callable[[int], None]:
 
     Python takes all 64 bits. NumPy's scalar seeding and torch's CPU engine use 32: they get different halves, so that
     two samples agree in both with a chance of 2**-64 only. CUDA generators are not touched: `torch.manual_seed`
-    would, hence the default generator's own method.
+    would, hence the default generator's own method. `random.seed` looks for other kinds of seeds first, which takes a
+    quarter of its time: its C engine is seeded at once, and the Gaussian that it may hold dropped, as it would do.
     """
     seed_torch = torch.default_generator.manual_seed
     seed_numpy = np.random.seed
-    seed_python = random.seed
+    instance = _python_generator()
+    seed_python = super(random.Random, instance).seed
     python, numpy, torch_ = (name in names for name in GLOBAL_GENERATORS)
 
     def seed_all(seed: int) -> None:
         seed_python(seed)
+        instance.gauss_next = None
         seed_numpy(seed >> 32)
         seed_torch(seed)
 
     def seed_some(seed: int) -> None:
         if python:
             seed_python(seed)
+            instance.gauss_next = None
         if numpy:
             seed_numpy(seed >> 32)
         if torch_:
             seed_torch(seed)
 
     return seed_all if len(names) == len(GLOBAL_GENERATORS) else seed_some
+
+
+def _python_generator() -> Any:
+    """The instance whose methods are the functions of the module `random`."""
+    return cast(MethodType, random.getstate).__self__
 
 
 class _Preserved:

@@ -172,23 +172,20 @@ def _file_of(ancillary: list[tuple[int, int, bytes]]) -> memoryview | Exception:
 
 
 def _with_buffers(pickled: bytes, buffers: list[pickle.PickleBuffer], stored: _Stored) -> tuple[bytes, int]:
-    """The body: the directory, the pickle and the small buffers, each aligned; and where the pickle begins."""
-    start = aligned(len(buffers) * _ENTRY.size)
-    here = start + aligned(len(pickled))
-    parts: list[Any] = [pickled]
-    entries = []
-    for data in (buffer.raw() for buffer in buffers):
+    """The body: the directory, the small buffers, each aligned, and the pickle; and where the pickle begins."""
+    here = aligned(len(buffers) * _ENTRY.size)
+    entries: list[int] = []
+    parts: list[Any] = [bytes(here - len(buffers) * _ENTRY.size)]
+    for buffer in buffers:
+        data = buffer.raw()
         size = data.nbytes
         if size > SMALL_BYTES:
-            entries.append(_ENTRY.pack(*stored.add(data), size))
+            entries += (*stored.add(data), size)
             continue
-        entries.append(_ENTRY.pack(_HERE, here, size))
-        parts.append(data)
+        entries += (_HERE, here, size)
+        parts += (data, bytes(aligned(size) - size))
         here += aligned(size)
-    out: list[Any] = []
-    for part in (b"".join(entries), *parts):
-        out += (part, bytes(aligned(len(part)) - len(part)))
-    return b"".join(out), start
+    return b"".join((struct.pack(f"<{len(entries)}q", *entries), *parts, pickled)), here
 
 
 class _Stored:

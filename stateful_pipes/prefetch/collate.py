@@ -7,7 +7,6 @@ to itself, torch would make a new shared memory file for each tensor, because `g
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from operator import attrgetter
 from typing import Any
 
@@ -53,8 +52,10 @@ def _stack(batch: list[torch.Tensor], *, collate_fn_map: dict[Any, Callable[...,
         and _stacks_to_contiguous(first)
     ):
         out = slot.tensor((len(batch), *first.shape), first.dtype)
-        with suppress(RuntimeError):  # unequal shapes, gradients: for torch.stack alone to judge
+        try:
             return torch.stack(batch, 0, out=out)
+        except RuntimeError:  # unequal shapes, gradients: for torch.stack alone to judge
+            return torch.stack(batch, 0)
     return torch.stack(batch, 0)
 
 

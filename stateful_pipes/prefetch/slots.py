@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 
 from stateful_pipes.prefetch import memory_files
-from stateful_pipes.prefetch.tensors import as_shape
+from stateful_pipes.prefetch.tensors import as_tensor
 
 __all__ = ["SLOT_BYTES", "SMALL_BYTES", "Arena", "Slot", "aligned"]
 
@@ -109,6 +109,7 @@ class Arena:
         os.ftruncate(descriptor, size)
         self._descriptor = descriptor
         self._memory = memory_files.map_whole(descriptor)
+        self._slots: dict[int, Slot] = {}
 
     def borrow(self) -> int:
         """The number of a free slot, or -1 if there is none."""
@@ -121,7 +122,11 @@ class Arena:
 
     def open(self, number: int) -> Slot:
         """A slot to write to."""
-        return Slot(number, self._memory[number * SLOT_BYTES : (number + 1) * SLOT_BYTES])
+        slot = self._slots.get(number)
+        if slot is None:
+            slot = self._slots[number] = Slot(number, self._memory[number * SLOT_BYTES : (number + 1) * SLOT_BYTES])
+        slot.open()
+        return slot
 
     def view(self, number: int) -> memoryview:
         """The bytes of a borrowed slot, which is freed when the last view of them is gone."""
@@ -158,33 +163,37 @@ class Slot:
 
     def __init__(self, number: int, memory: memoryview) -> None:
         self.number = number
-        self._memory: memoryview | None = memory
-        self._start = np.frombuffer(memory, np.uint8).ctypes.data
+        self._memory = memory
+        self._start = _address(memory)
+        # The user's code may collate in threads of its own.
+        self._lock = threading.Lock()
+        self._is_open = False
         self._used = 0
         # What lies there: the offset, and what lives as long as it is held; None for what stays.
         self._pieces: list[tuple[int, weakref.ref[Any] | None]] = []
-        # The user's code may collate in threads of its own.
-        self._lock = threading.Lock()
+
+    def open(self) -> None:
+        """Empties it, for a task."""
+        self._pieces.clear()
+        self._used = 0
+        self._is_open = True
 
     def tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
         """An uninitialised tensor in the slot; None if it is small or does not fit."""
         size = math.prod(shape) * dtype.itemsize
         piece = self._reserve(size) if size > SMALL_BYTES else None
-        if piece is None:
-            return None
-        flat = torch.frombuffer(piece, dtype=dtype)
-        return as_shape(flat, shape)
+        return None if piece is None else as_tensor(piece, dtype, shape)
 
     def put(self, data: memoryview) -> int:
         """Copies bytes into the slot, unless they lie there; returns their offset, or -1 if they do not fit."""
-        offset = self.offset_of(np.frombuffer(data, np.uint8).ctypes.data)
+        offset = self.offset_of(_address(data))
         if offset >= 0:
             return offset
         piece = self._reserve(data.nbytes, to_stay=True)
         if piece is None:
             return -1
         piece[:] = np.frombuffer(data, np.uint8)
-        return piece.ctypes.data - self._start
+        return _address(piece) - self._start
 
     def offset_of(self, address: int) -> int:
         """Where in the slot an address lies; -1 if it is elsewhere."""
@@ -199,7 +208,7 @@ class Slot:
     def let_go(self) -> bool:
         """Gives up the slot; returns whether nothing else in this process holds a tensor in it."""
         with self._lock:
-            self._memory = None
+            self._is_open = False
         for generation in (1, 2):  # a cycle that nobody holds is no reason; it is young, as a rule
             if not self._is_held():
                 return True
@@ -215,12 +224,17 @@ class Slot:
             while self._pieces and (last := self._pieces[-1][1]) is not None and last() is None:
                 self._used, _ = self._pieces.pop()
             offset = self._used
-            if self._memory is None or size > SLOT_BYTES - offset:
+            if not self._is_open or size > SLOT_BYTES - offset:
                 return None
             piece = np.frombuffer(self._memory, np.uint8, size, offset)
             self._pieces.append((offset, None if to_stay else weakref.ref(piece)))
             self._used += aligned(size)
             return piece
+
+
+def _address(data: Any) -> int:
+    address: int = np.frombuffer(data, np.uint8).__array_interface__["data"][0]
+    return address
 
 
 def aligned(size: int) -> int:

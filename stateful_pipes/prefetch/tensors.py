@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import pickle
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import torch
 
-__all__ = ["TensorPickler", "as_shape"]
+__all__ = ["TensorPickler", "as_tensor"]
 
 
 class TensorPickler(pickle.Pickler):
@@ -19,10 +18,12 @@ class TensorPickler(pickle.Pickler):
         if type(value) is not torch.Tensor:
             return NotImplemented
         if (code := _CODES.get(value.dtype)) is not None:
-            with suppress(RuntimeError, TypeError):  # gradients, lazy conjugates, other devices and layouts
+            try:
                 array: Any = value.numpy()
-                if array.flags.c_contiguous:
-                    return rebuild_tensor, (pickle.PickleBuffer(array), code, array.shape, None)
+            except (RuntimeError, TypeError):  # gradients, lazy conjugates, other devices and layouts
+                array = None
+            if array is not None and array.flags.c_contiguous:
+                return rebuild_tensor, (pickle.PickleBuffer(array), code, array.shape, None)
         if (
             value.layout is torch.strided
             and value.device.type == "cpu"
@@ -43,16 +44,20 @@ class TensorPickler(pickle.Pickler):
 
 
 def rebuild_tensor(data: Any, dtype: int | torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...] | None) -> torch.Tensor:
-    # A storage of exactly this tensor's size: torch.save writes whole storages.
     if isinstance(dtype, int):
         return torch.from_numpy(np.ndarray(shape, _NUMPY[dtype], data))
+    return as_tensor(data, dtype, shape, strides)
+
+
+def as_tensor(data: Any, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...] | None = None) -> torch.Tensor:
+    """A tensor over a buffer of exactly its size, which is what `torch.save` would write. It is no view, which could not be
+    detached in place.
+    """
+    if strides is None and (code := _CODES.get(dtype)) is not None:
+        return torch.from_numpy(np.ndarray(shape, _NUMPY[code], data))
     if 0 in shape:
         return torch.empty(shape, dtype=dtype, device="cpu")
-    return as_shape(torch.frombuffer(data, dtype=dtype), shape, strides)
-
-
-def as_shape(flat: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...] | None = None) -> torch.Tensor:
-    """Gives a tensor another shape in place: it shall be no view, which could not be detached in place."""
+    flat = torch.frombuffer(data, dtype=dtype)
     strides = strides or torch.empty(shape, device="meta").stride()
     return flat.set_(flat.untyped_storage(), flat.storage_offset(), shape, strides)
 

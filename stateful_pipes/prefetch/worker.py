@@ -116,8 +116,10 @@ class _Bench:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._collates_into = True
+        self._number = -1
 
     def run(self, parcel: Parcel) -> Message:
+        self._number = parcel.number
         slot = self._job.arena.open(parcel.number) if parcel.number >= 0 else None
         if self._collates_into:
             collate.into(slot)
@@ -126,16 +128,16 @@ class _Bench:
         if slot is not None and not slot.let_go():
             # The user's code has kept a tensor that lies in the slot, so nobody may write there again. The items go as
             # copies, the slot is never given back, and from now on it is not collated into.
-            self._collates_into = False
+            self._collates_into, self._number = False, -1
             try:
                 message = self._copied(message)
             except Exception as error:
                 message = self.told(parcel, error)
         return message
 
-    def told(self, parcel: Parcel, error: Exception, slot: Slot | None = None) -> Message:
-        """The error in place of items."""
-        return pack((None, capture(error)), slot, task=parcel.task, sender=self._job.worker_id)
+    def told(self, parcel: Parcel, error: Exception) -> Message:
+        """The error in place of items; the slot goes back with it, if it may."""
+        return pack((None, capture(error)), task=parcel.task, sender=self._job.worker_id, number=self._number)
 
     def _message(self, parcel: Parcel, slot: Slot | None) -> Message:
         """A function of its own, so that when it returns nothing but the user's code can still hold what it made."""
@@ -143,7 +145,7 @@ class _Bench:
             items = self._job.runner.run(parcel.open())
             return pack((items, None), slot, task=parcel.task, sender=self._job.worker_id)
         except Exception as error:
-            return self.told(parcel, error, slot)
+            return self.told(parcel, error)
 
     def _copied(self, message: Message) -> Message:
         one, other = open_channel()

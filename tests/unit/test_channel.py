@@ -17,9 +17,9 @@ import torch
 
 from stateful_pipes.prefetch import channel
 from stateful_pipes.prefetch.channel import open_channel, pack, receive, send
-from stateful_pipes.prefetch.slots import SMALL_BYTES, Arena
+from stateful_pipes.prefetch.slots import SMALL_BYTES
 from tests.streams import same
-from tests.unit.test_slots import SIZE, look, shrink, taken
+from tests.unit.test_slots import SIZE, look, taken
 
 
 @pytest.fixture
@@ -251,14 +251,6 @@ def test_what_pickle_cannot_take_is_refused_before_anything_is_sent(ends, value)
     with pytest.raises((TypeError, AttributeError, pickle.PicklingError)):
         send(ends[0], pack(value))
     assert through(ends, "next") == "next"
-
-
-@pytest.fixture
-def arena(monkeypatch):
-    shrink(monkeypatch)
-    made = Arena(3)
-    yield made
-    made.close()
 
 
 def by_slot(ends, arena, make):

@@ -165,6 +165,17 @@ def test_both_halves_of_a_seed_count():
     assert len({python for python, _, _ in draws}) == 4
 
 
+@pytest.mark.parametrize("names", [("python",), GLOBAL_GENERATORS])
+@pytest.mark.parametrize("seed", EDGES)
+def test_python_is_left_as_by_random_seed(names, seed):
+    with preserved(ALL):
+        random.seed(seed)
+        expected = random.getstate()
+        random.gauss(0, 1)  # of a pair, the other one is kept
+        seeder(names)(seed)
+        assert random.getstate() == expected
+
+
 def test_numpy_and_torch_take_different_halves():
     """Both use 32 bits: two samples agree in both generators only if their seeds agree in all 64."""
     with preserved(ALL):

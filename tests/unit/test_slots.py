@@ -28,14 +28,6 @@ def shrink(monkeypatch):
 
 
 @pytest.fixture
-def arena(monkeypatch):
-    shrink(monkeypatch)
-    made = Arena(3)
-    yield made
-    made.close()
-
-
-@pytest.fixture
 def slot(arena):
     return arena.open(arena.borrow())
 

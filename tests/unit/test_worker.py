@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import random
@@ -17,13 +18,16 @@ import torch
 import torch.utils.data._utils.collate as torch_collate
 from torch.utils.data import default_collate, get_worker_info
 
+from stateful_pipes.prefetch import worker
 from stateful_pipes.prefetch.channel import open_channel, pack, receive, send
 from stateful_pipes.prefetch.remote_error import restore
 from stateful_pipes.prefetch.slots import Arena
 from stateful_pipes.prefetch.worker import STARTED, Job, work
 from stateful_pipes.rng import WORKER, derive
 from tests.streams import generator_states, same
-from tests.unit.test_slots import shrink, taken, twin
+from tests.unit.test_slots import taken, twin
+
+SLOTS = 12
 
 
 class Squares:
@@ -181,14 +185,6 @@ def batch_of(ticket):
     return torch.stack([torch.full((2000,), float(ticket)), torch.full((2000,), ticket + 0.5)])
 
 
-@pytest.fixture
-def arena(monkeypatch):
-    shrink(monkeypatch)
-    made = Arena(12)
-    yield made
-    made.close()
-
-
 @pytest.mark.usefixtures("this_process_as_a_worker")
 class TestWithSlots:
     def test_batches_lie_in_them_and_each_is_free_again_with_its_batch(self, arena):
@@ -276,6 +272,19 @@ class TestWithSlots:
         assert [result.items is None for result in found] == [False, True, True] * 3
         del found
         assert taken(arena, 12) == []
+
+    def test_a_result_that_cannot_be_delivered_loses_no_slot_but_one_that_is_kept(self, arena, monkeypatch):
+        def deliver_at_the_second_time(*arguments):
+            attempts.append(arguments)
+            if len(attempts) % 2:
+                raise OSError(errno.EMFILE, "Too many open files")
+            deliver(*arguments)
+
+        attempts, deliver = [], worker._deliver
+        monkeypatch.setattr(worker, "_deliver", deliver_at_the_second_time)
+        found = answers(range(4), arena=arena, runner=Batches([2]))
+        assert ["Too many open files" in str(restore(result.error)) for result in found] == [True] * 4
+        assert taken(arena, 12) == [2]
 
     def test_an_error_that_is_kept_keeps_its_batch_from_being_overwritten(self, arena):
         class Failing(Batches):
