@@ -36,6 +36,9 @@ class Chart(NamedTuple):
     log: bool = False
 
 
+BESIDE = "the limit / Grain"
+"""Stands in the table of the peers, and is none of them."""
+
 CHARTS = (
     Chart(
         "throughput",
@@ -68,7 +71,7 @@ def draw(chart: Chart, found: dict[str, Any], folder: Path) -> None:
     groups: dict[str, dict[str, Any]] = {}
     for figure in found["figures"]:
         workload, _, label = figure["what"].partition(": ")
-        if figure["unit"] == "x" and label.startswith(chart.prefix):
+        if figure["unit"] == "x" and label.startswith(chart.prefix) and label != BESIDE:
             groups.setdefault(workload, {})[label.removeprefix(chart.prefix)] = figure
     labels = list(dict.fromkeys(label for group in groups.values() for label in group))
     plot, axes = plt.subplots(figsize=(9, 4.5), layout="constrained")

@@ -2,16 +2,18 @@
 
 The house, each room importing only from those above it:
 
-    errors  integers  naming                       ground
+    errors  integers  naming  remote_error         ground
     fields  encoding  rng
     state  permutation
     samplers/                                      orders: pure functions of (seed, epoch, position)
-    stream  contract  node  nodes/                 the cursor half and the pure half of a pipeline
+    skips  stream  contract  node  nodes/          the cursor half and the pure half of a pipeline
     prefetch/                                      worker processes
-    checkpoint  door  view  loader  dataset        the top
+    checkpoint  checkpoint_manager                 files
+    door  view  loader  dataset                    the top
     cli/                                           the command line
 """
 
+from stateful_pipes.checkpoint_manager import Checkpoint, CheckpointManager
 from stateful_pipes.dataset import as_dataset
 from stateful_pipes.errors import StatefulPipesError, get_error_message
 from stateful_pipes.fields import Field
@@ -23,11 +25,15 @@ from stateful_pipes.nodes.mapper import SeededMapper
 from stateful_pipes.nodes.sampler import SamplerNode
 from stateful_pipes.prefetch.prefetcher import ProcessPrefetcher
 from stateful_pipes.samplers import InfiniteRandomSampler, Order, OrderSampler, RandomSampler, SequentialSampler
+from stateful_pipes.skips import LEFT_OUT
 from stateful_pipes.state import LIBRARY_VERSION, LoaderState, SamplerState
 from stateful_pipes.stream import Mark, Ticket, positions_of
 from stateful_pipes.view import Position
 
 __all__ = [
+    "LEFT_OUT",
+    "Checkpoint",
+    "CheckpointManager",
     "Field",
     "InfiniteRandomSampler",
     "LoaderState",

@@ -6,11 +6,11 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from stateful_pipes.errors import CheckpointFileError
 
@@ -55,17 +55,27 @@ def read(path: str | PathLike[str]) -> dict[str, Any]:
         raise
 
 
-def write_atomically(path: str | PathLike[str], data: bytes) -> None:
+def write_atomically(path: str | PathLike[str], data: bytes | Callable[[BinaryIO], object]) -> None:
     """Writes a file so that after a crash at any moment either the old content is there or the new one, whole.
 
     A file beside the target is written and synced, then takes its place, and the folder is synced.
+
+    Args:
+        path: The target.
+        data: Its content, or what writes that to a file that it is given.
+
+    Raises:
+        OSError: the disk is full, the folder cannot be written to...; the old content is still there.
     """
     target = Path(path)
     name = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
     # "x" and not tempfile.mkstemp, whose files are for their owner alone.
     try:
         with open(name, "xb") as file:
-            file.write(data)
+            if callable(data):
+                data(file)
+            else:
+                file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(name, target)

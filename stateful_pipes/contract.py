@@ -7,7 +7,7 @@ from typing import Any
 
 from stateful_pipes.fields import Rule, Scalar
 from stateful_pipes.rng import GlobalGenerator
-from stateful_pipes.stream import Mark, Ticket
+from stateful_pipes.stream import Mark, Samples, Ticket
 
 __all__ = ["NodeContract"]
 
@@ -27,6 +27,10 @@ class NodeContract:
     def run(self, ticket: Ticket) -> list[Any]:
         """The items of a ticket."""
         raise NotImplementedError(f"{type(self).__name__} does not implement run(ticket)")
+
+    def samples(self, ticket: Ticket) -> Samples:
+        """The samples that a ticket is made of, for errors; a node whose ticket is not its source's has to say."""
+        return self._source.samples(ticket)
 
     def mark(self) -> Mark:
         """The cursor after the last pull."""

@@ -43,6 +43,8 @@ class DatasetArguments(NamedTuple):
     pin_memory_device: str = ""
     seed: int | None = None
     rng: Rng = GLOBAL_GENERATORS
+    max_skipped: int = 0
+    max_restarts: int = 3
 
 
 def build(a: DatasetArguments) -> Node[Any]:
@@ -68,7 +70,7 @@ def build(a: DatasetArguments) -> Node[Any]:
 
 
 def _compose(node: Node[Any], a: DatasetArguments, seed: int) -> Node[Any]:
-    node = SeededMapper(node, a.dataset.__getitem__, seed=seed, rng=a.rng)
+    node = SeededMapper(node, a.dataset.__getitem__, seed=seed, rng=a.rng, max_skipped=a.max_skipped)
     if a.batch_size is None:
         # torch converts each sample; a collate_fn of the caller's takes the place of that.
         plain = a.collate_fn is None or a.collate_fn is default_convert
@@ -84,6 +86,7 @@ def _compose(node: Node[Any], a: DatasetArguments, seed: int) -> Node[Any]:
         multiprocessing_context=a.multiprocessing_context,
         worker_init_fn=a.worker_init_fn,
         timeout=a.timeout,
+        max_restarts=a.max_restarts,
     )
     return PinnedMemory(node, a.pin_memory_device) if _pins(a) else node
 

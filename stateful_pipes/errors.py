@@ -163,10 +163,34 @@ class LoaderFailedError(StatefulPipesError):
 
 
 class WorkerDiedError(StatefulPipesError):
-    """A worker process ended although it should not have."""
+    """A worker process ended although it should not have, and its task was not to be tried once more.
+
+    Attributes:
+        exit_code: As `multiprocessing.Process.exitcode`: a signal's is negative.
+        epoch: Where it happened; -1 if no task was in hand.
+        positions: Of the samples that the task is made of.
+        indices: What is read at these, if that is known.
+    """
 
     code = 309
     message = "A worker process died"
+
+    def __init__(
+        self,
+        detail: str = "",
+        *,
+        exit_code: int = 0,
+        epoch: int = -1,
+        positions: tuple[int, ...] = (),
+        indices: tuple[object, ...] = (),
+        remedy: str = "",
+        message: str = "",
+    ) -> None:
+        super().__init__(detail, remedy=remedy, message=message)
+        self.exit_code = exit_code
+        self.epoch = epoch
+        self.positions = positions
+        self.indices = indices
 
 
 class WorkerTimeoutError(StatefulPipesError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
-__all__ = ["Field", "Rule", "Scalar", "adopted_seed", "allowable", "counter", "fixed", "ruled", "text"]
+__all__ = ["Field", "Rule", "Scalar", "adopted_seed", "allowable", "counter", "fixed", "ruled", "tally", "text"]
 
 Scalar = int | float | str | bool
 
@@ -17,12 +17,13 @@ class Field(NamedTuple):
 
     Attributes:
         kind: "fixed" values must be equal; "allowable" counts too, unless the caller names them in `allow=`. "seed",
-            "counter" and "text" are taken from the state, the first into the node's settings, the others into its position.
+            "counter" and "text" are taken from the state, the first into the node's settings, the others into its position;
+            so is a "tally", which may be missing on either side.
         value: What the pipeline has now.
         below: For a counter, the first integer that is too large.
     """
 
-    kind: Literal["fixed", "allowable", "seed", "counter", "text"]
+    kind: Literal["fixed", "allowable", "seed", "counter", "text", "tally"]
     value: Scalar
     below: int = _MAX_COUNT
 
@@ -32,7 +33,9 @@ class Field(NamedTuple):
             return type(saved) is type(self.value) and saved == self.value
         if self.kind == "text":
             return isinstance(saved, str)
-        least, below = {"allowable": (1, _MAX_COUNT), "seed": (0, 2**64), "counter": (0, self.below)}[self.kind]
+        least, below = {"allowable": (1, _MAX_COUNT), "seed": (0, 2**64), "counter": (0, self.below), "tally": (0, _MAX_COUNT)}[
+            self.kind
+        ]
         return isinstance(saved, int) and not isinstance(saved, bool) and least <= saved < below
 
     @property
@@ -44,16 +47,18 @@ class Field(NamedTuple):
             "allowable": "an integer of at least 1",
             "seed": "an integer from 0 to 2**64 - 1",
             "counter": f"an integer from 0 to {self.below - 1}",
+            "tally": f"an integer from 0 to {_MAX_COUNT - 1}",
         }[self.kind]
 
 
 Rule = Callable[[Any], Field]
-"""What makes a value a field: `fixed`, `allowable`, `adopted_seed`, `counter` or `text`."""
+"""What makes a value a field: `fixed`, `allowable`, `adopted_seed`, `counter`, `tally` or `text`."""
 
 
 def ruled(values: Mapping[str, Scalar], rules: Mapping[str, Rule]) -> dict[str, Field]:
-    """Fields with these values, each under the rule that is named for it, and fixed if none is."""
-    return {key: rules.get(key, fixed)(value) for key, value in values.items()}
+    """Fields with these values, each under the rule that is named for it, and fixed if none is; and tallies that are missing."""
+    missing: dict[str, Scalar] = {key: 0 for key, rule in rules.items() if rule is tally}
+    return {key: rules.get(key, fixed)(value) for key, value in {**missing, **values}.items()}
 
 
 def fixed(value: Scalar) -> Field:
@@ -74,6 +79,11 @@ def adopted_seed(value: int) -> Field:
 def counter(value: int, below: int | None = None) -> Field:
     """A part of the position: an integer from 0, and below `below` if that is given."""
     return Field("counter", value, _MAX_COUNT if below is None else below)
+
+
+def tally(value: int) -> Field:
+    """A count of what has happened. Where a state has none it begins at 0, where a pipeline has none it is dropped."""
+    return Field("tally", value)
 
 
 def text(value: str) -> Field:

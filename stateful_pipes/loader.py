@@ -14,7 +14,7 @@ from torchdata.nodes import BaseNode
 
 from stateful_pipes.checkpoint import dumps, loads, read, write_atomically
 from stateful_pipes.door import DatasetArguments, build, refuse_arguments
-from stateful_pipes.errors import ResumableModeRequiredError
+from stateful_pipes.errors import NodeAttachedError, ResumableModeRequiredError
 from stateful_pipes.node import Node
 from stateful_pipes.nodes.foreign import as_node
 from stateful_pipes.rng import GLOBAL_GENERATORS, Rng
@@ -60,6 +60,8 @@ class StatefulDataLoader(PipelineView, Generic[T_co]):
         seed: From 0 to 2**64 - 1; drawn once from torch's CPU generator if left out, and kept in the state.
         rng: The global generators under which each sample is read (see `SeededMapper`); with `()` a dataset's
             `__getitems__` is used. A collate_fn of your own is always seeded.
+        max_skipped: How many samples may be left out in all because reading them raised (see `SeededMapper`).
+        max_restarts: How often a batch is tried again because its worker died (see `ProcessPrefetcher`).
         checkpoint: What `checkpoint()` returned, the path of such a file, or a state: where to start.
 
     State: a few hundred bytes; see `LoaderState`. Cost of a resume: O(1) at any position, for this library's nodes.
@@ -103,6 +105,8 @@ class StatefulDataLoader(PipelineView, Generic[T_co]):
         in_order: bool = True,
         seed: int | None = None,
         rng: Rng = GLOBAL_GENERATORS,
+        max_skipped: int = 0,
+        max_restarts: int = 3,
         checkpoint: bytes | str | PathLike[str] | Mapping[str, Any] | None = None,
     ) -> None:
         arguments = DatasetArguments(
@@ -123,6 +127,8 @@ class StatefulDataLoader(PipelineView, Generic[T_co]):
             pin_memory_device=pin_memory_device,
             seed=seed,
             rng=rng,
+            max_skipped=max_skipped,
+            max_restarts=max_restarts,
         )
         self._arguments: DatasetArguments | None = None
         self._root: Node[Any]
@@ -194,6 +200,7 @@ class StatefulDataLoader(PipelineView, Generic[T_co]):
             raise ValueError(f"allow may name {_ALLOWABLE}, got {unknown[0]!r}")
         if isinstance(state_dict, Mapping) and not state_dict:
             return
+        self._root.refuse_loader(self)
         self._root.load(state_dict, (allow,) if isinstance(allow, str) else tuple(allow))
         self._restored = True
 
@@ -215,6 +222,7 @@ class StatefulDataLoader(PipelineView, Generic[T_co]):
         Raises:
             ResumableModeRequiredError: the pipeline has a foreign source, which alone knows its epochs.
         """
+        self._root.refuse_loader(self)
         self._root.set_epoch(epoch)
 
     def restart(self) -> None:
@@ -223,6 +231,7 @@ class StatefulDataLoader(PipelineView, Generic[T_co]):
         Raises:
             ResumableModeRequiredError: as `set_epoch`.
         """
+        self._root.refuse_loader(self)
         mark = self._root.consumed()
         if self._root.stream.failed or not self._root.at_start(mark):
             self._root.stream.move(self._root, self._root.start(mark[0]))
@@ -232,6 +241,10 @@ class StatefulDataLoader(PipelineView, Generic[T_co]):
 
         The state stays, and `iter` starts workers anew. Without it, dropping the loader and its iterators ends them too.
         """
+        try:
+            self._root.refuse_loader(self)
+        except NodeAttachedError:  # closed before, and another loader reads from the node now
+            return
         self._root.close()
 
     def __reduce__(self) -> NoReturn:

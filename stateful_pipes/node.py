@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any, ClassVar, NoReturn, TypeVar, cast
@@ -16,6 +16,7 @@ from stateful_pipes.fields import Scalar, ruled
 from stateful_pipes.naming import instance_name, snake_case
 from stateful_pipes.rng import preserved
 from stateful_pipes.samplers.order import check_epoch
+from stateful_pipes.skips import Skip, admitted
 from stateful_pipes.state import LoaderState, envelope, validate
 from stateful_pipes.stream import Mark, Stream
 
@@ -45,6 +46,8 @@ class Node(NodeContract, BaseNode[T_co]):
       says with `stateful_pipes.fields` (`adopted_seed`, `counter`...) which of them need not be equal at a load;
       `locate(entry, parts)` leads back from an entry to the mark.
 
+    A source that may leave samples out (`max_skipped`) gives `LEFT_OUT` in their places; a node passes that on.
+
     A ticket is a plain tuple (epoch, positions, ...) of tuples, ints and bytes. `positions` are those of its items, as the
     arguments of a `range`, or as the bytes of int64 numbers; read them with `positions_of`.
 
@@ -66,6 +69,8 @@ class Node(NodeContract, BaseNode[T_co]):
     kind: ClassVar[str] = ""
     MAIN_ONLY: ClassVar[tuple[str, ...]] = ("stream", "_parent", "_above", "_loader")
     """Attributes that stay in the main process when the node is sent to a worker."""
+    max_skipped: int = 0
+    """How many samples the node may leave out of the stream, in all."""
 
     def __init__(self, *sources: Node[Any], name: str | None = None) -> None:
         self._check_contract()
@@ -89,7 +94,7 @@ class Node(NodeContract, BaseNode[T_co]):
     def reset(self, initial_state: Mapping[str, Any] | None = None) -> None:
         """As torchdata's: to a state, or to the start of an epoch (see the class)."""
         self._refuse_parent("reset")
-        self._refuse_loader(None)
+        self.refuse_loader(None)
         super().reset(cast("dict[str, Any] | None", initial_state))
         epoch = None
         if initial_state is not None:
@@ -128,7 +133,7 @@ class Node(NodeContract, BaseNode[T_co]):
             StateMismatchError: the state does not fit; nothing is changed.
         """
         self._refuse_parent("load_state_dict")
-        self._refuse_loader(None)
+        self.refuse_loader(None)
         self.load(state_dict)
         super().reset(cast("dict[str, Any]", state_dict))
         self._pass_epoch = self.consumed()[0]
@@ -140,12 +145,14 @@ class Node(NodeContract, BaseNode[T_co]):
         """The state of this node and all below it at `mark`."""
         entries: dict[str, dict[str, Scalar]] = {}
         self._collect(mark, entries)
+        for name, count in self._reader().skipped.items():
+            if "skipped" in entries.get(name, {}):
+                entries[name]["skipped"] = count
         return envelope(mark[0], entries)
 
     def load(self, state: Mapping[str, Any], allow: Collection[str] = ()) -> int:
         """Validates a state, then adopts it and moves the stream there; returns the epoch that was under way."""
-        committed = self.consumed()
-        current = self.state_at(committed)["nodes"]
+        current = self.state_at(self.consumed())["nodes"]
         rules = {node.name: node.rules() for node in walk(self)}
         valid = validate(state, {name: ruled(entry, rules[name]) for name, entry in current.items()}, allow)
         saved, epoch = valid["nodes"], valid["epoch"]
@@ -157,6 +164,7 @@ class Node(NodeContract, BaseNode[T_co]):
         try:
             self._adopt(saved)
             self.stream.move(self, mark)
+            self.stream.skipped = {name: int(entry["skipped"]) for name, entry in saved.items() if "skipped" in entry}
             if allow:
                 self.stream.remark(self)
         except BaseException:
@@ -188,6 +196,11 @@ class Node(NodeContract, BaseNode[T_co]):
             return self.stream.committed(self)
         return parent.parts(parent.consumed())[parent.sources.index(self)]
 
+    def _reader(self) -> Stream:
+        """The stream through which this node's items are consumed."""
+        parent = None if self._parent is None else self._parent()
+        return self.stream if parent is None else parent._reader()
+
     def top(self) -> Node[Any]:
         """The node at the top of the pipeline that this one is part of, foreign nodes included."""
         for above in (self._parent, self._above):
@@ -200,11 +213,21 @@ class Node(NodeContract, BaseNode[T_co]):
         """The scope that `run` needs in the main process."""
         return preserved(self.global_generators())
 
+    def admit(self, skips: Sequence[Skip]) -> dict[str, int]:
+        """Counts samples that the item about to be consumed was made without; raises where one is beyond its node's budget."""
+        return admitted(skips, {node.name: node.max_skipped for node in walk(self)}, self.stream.skipped)
+
     def attach_loader(self, loader: object) -> None:
         """Makes this node the top of a loader; NodeAttachedError if it is part of another pipeline that is still open."""
         self._refuse_parent("a loader over it")
-        self._refuse_loader(loader)
+        self.refuse_loader(loader)
         self._loader = weakref.ref(loader)
+
+    def refuse_loader(self, besides: object) -> None:
+        """Raises NodeAttachedError if an open loader, but this one, reads from the node."""
+        loader = None if self._loader is None else self._loader()
+        if loader is not None and loader is not besides:
+            raise NodeAttachedError("another loader reads from it", node=self.name, remedy="Close that one first")
 
     @property
     def type_name(self) -> str:
@@ -236,14 +259,10 @@ class Node(NodeContract, BaseNode[T_co]):
 
     def _attach_to(self, parent: Node[Any]) -> None:
         self._refuse_parent("a second node above it")
-        self._refuse_loader(None)
+        self.refuse_loader(None)
         self.stream.hand_over(self)
+        parent.stream.skipped = {**parent.stream.skipped, **self.stream.skipped}
         self._parent = weakref.ref(parent)
-
-    def _refuse_loader(self, besides: object) -> None:
-        loader = None if self._loader is None else self._loader()
-        if loader is not None and loader is not besides:
-            raise NodeAttachedError("another loader reads from it", node=self.name, remedy="Close that one first")
 
     def _refuse_parent(self, what: str) -> None:
         parent = None if self._parent is None else self._parent()

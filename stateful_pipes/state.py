@@ -1,7 +1,8 @@
 """The state: plain JSON, a flat map of node entries, and the one loop that compares it with a pipeline.
 
-A node declares its entry as named `Field`s. What may differ between a saved state and the pipeline that loads it is
-decided by the field's kind alone, so validation, errors and diffs are all `differences`.
+A node's entry is its settings and its part of the cursor, each a `Field` by the node's rules. What may differ between a
+saved state and the pipeline that loads it is decided by the field's kind alone, so validation, errors and diffs are all
+`differences`.
 """
 
 from __future__ import annotations
@@ -170,6 +171,8 @@ def _compare(name: str, entry: Mapping[str, Field], saved: Mapping[Any, object],
     wrong: list[Difference] = []
     for key, field in entry.items():
         if key not in saved:
+            if field.kind == "tally":
+                continue
             wrong.append(Difference(name, key, "missing", _shown(field.value), f"it should be {field.expects}"))
         elif not field.accepts(saved[key]):
             remedy = "set it as it was when the state was saved" if field.kind == "fixed" else f"it should be {field.expects}"

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import threading
 import traceback
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 from stateful_pipes.errors import ConcurrentUseError, IteratorInvalidError, LoaderFailedError
+from stateful_pipes.skips import LEFT_OUT, Skip, noting
 
-__all__ = ["Mark", "Pullable", "Pulled", "Stream", "Ticket", "kept", "positions_of", "pull_one"]
+__all__ = ["Mark", "Pullable", "Pulled", "Samples", "Stream", "Ticket", "kept", "positions_of", "pull_one"]
 
 Mark = tuple[Any, ...]
 """The moving part of a node and its sources: a small plain tuple, epoch first."""
 
 Ticket = tuple[Any, ...]
 """A block of work: (epoch, positions, what to read, seeds...); plain tuples, ints and bytes."""
+
+_SHOWN = 8
 
 
 def positions_of(ticket: Ticket) -> range | list[int]:
@@ -24,11 +28,29 @@ def positions_of(ticket: Ticket) -> range | list[int]:
     return range(*positions) if isinstance(positions, tuple) else memoryview(positions).cast("q").tolist()
 
 
+class Samples(NamedTuple):
+    """What a ticket is made of.
+
+    Attributes:
+        epoch: The epoch.
+        positions: Of its samples.
+        indices: What is read at these; empty if that is not known.
+    """
+
+    epoch: int
+    positions: list[int]
+    indices: list[Any]
+
+    def __str__(self) -> str:
+        positions, indices = (", ".join(map(repr, some[:_SHOWN])) for some in (self.positions, self.indices))
+        more = ", ..." if len(self.positions) > _SHOWN else ""
+        return f"epoch {self.epoch}, positions {positions}{more}" + (f" (indices {indices}{more})" if indices else "")
+
+
 class Pullable(Protocol):
-    """What a stream needs of a node."""
+    """What a stream needs of a node to move its cursor."""
 
     def pull(self, count: int) -> Ticket: ...
-    def run(self, ticket: Ticket) -> list[Any]: ...
     def mark(self) -> Mark: ...
     def seek(self, mark: Mark) -> None: ...
 
@@ -36,7 +58,9 @@ class Pullable(Protocol):
 class Runnable(Pullable, Protocol):
     """What it needs of a node that it runs, too."""
 
+    def run(self, ticket: Ticket) -> list[Any]: ...
     def scope(self) -> AbstractContextManager[None]: ...
+    def admit(self, skips: Sequence[Skip]) -> dict[str, int]: ...
 
 
 class Pulled(NamedTuple):
@@ -85,12 +109,15 @@ class Stream:
     def __init__(self) -> None:
         self.generation = 0
         self.delivered = 0
+        self.skipped: Mapping[str, int] = {}  # samples that were left out of what was handed out, by node
         self._committed: Mark | None = None
         self._ahead: Pulled | None = None
         self._astray = False  # the node no longer stands right behind what is pulled ahead
         self._failure = ""
         self._ended_since = 0  # iterators of older generations from this one on are at their end, others invalid
-        self._lock = threading.Lock()
+        # Holds the thread that is in `take` or `move`; entered by setdefault and left by an assignment, which are one step
+        # each, so that wherever an interrupt comes it is known whose it was.
+        self._inside: dict[str, tuple[int]] = {}
 
     def committed(self, node: Pullable) -> Mark:
         """The mark after the last item that was handed out."""
@@ -107,20 +134,36 @@ class Stream:
             LoaderFailedError: an earlier error is still to be cleared.
             ConcurrentUseError: another thread is in here.
         """
-        lock = self._acquired()
+        self._enter()
         try:
-            if self._ended_since <= generation < self.generation:
-                raise StopIteration
-            if generation != self.generation:
-                raise IteratorInvalidError(remedy="Call iter() again")
-            self.check()
-            if self.committed(node)[0] != epoch:
-                raise StopIteration
-            return self._take(node)
-        finally:
-            lock.release()
+            while True:
+                self._check_turn(node, epoch, generation)
+                item, following, mark, skipped = self._run_next(node)
+                if item is not LEFT_OUT:
+                    break
+                self._ahead, self._committed, self.skipped, self._astray = following, mark, skipped, False
+        except BaseException:
+            self._inside = {}
+            raise
+        # The commit. Nothing from here on is a call, so that in CPython no interrupt comes before a for loop has the item.
+        self._ahead, self._committed, self.skipped, self._astray = following, mark, skipped, False
+        self.delivered += 1
+        if generation != self.generation:  # closed by another thread meanwhile
+            self._ahead, self._astray = None, True
+        self._inside = {}
+        return item
 
-    def _take(self, node: Runnable) -> Any:
+    def _check_turn(self, node: Pullable, epoch: int, generation: int) -> None:
+        if self._ended_since <= generation < self.generation:
+            raise StopIteration
+        if generation != self.generation:
+            raise IteratorInvalidError(remedy="Call iter() again")
+        self.check()
+        if self.committed(node)[0] != epoch:
+            raise StopIteration
+
+    def _run_next(self, node: Runnable) -> tuple[Any, Pulled | None, Mark, Mapping[str, int]]:
+        """The next item; and what is pulled ahead, committed and left out once that is consumed."""
         generation = self.generation
         self.settle(node)
         current = self._ahead
@@ -133,8 +176,9 @@ class Stream:
             if current.error is not None:
                 raise current.error
             following = pull_one(node)
-            with node.scope():
+            with noting() as skips, node.scope():
                 (item,) = node.run(current.ticket or ())
+            skipped = node.admit(skips) if skips else self.skipped
         except StopIteration as error:
             self._failure = "StopIteration"
             raise RuntimeError("run() raised StopIteration; only pull() may, to end an epoch") from error
@@ -145,15 +189,9 @@ class Stream:
             raise
         if generation != self.generation:  # closed by the sample itself, or by another thread
             raise IteratorInvalidError(remedy="Call iter() again")
-        ends = following.is_end
-        # The commit is the second line; an interrupt before it makes the next call take this item again.
-        self._ahead = None if ends else following
-        self._committed = following.mark if ends else current.mark
-        self._astray = False
-        self.delivered += 1
-        if generation != self.generation:  # closed by another thread in the midst of the commit
-            self._ahead, self._astray = None, True
-        return item
+        if following.is_end:
+            return item, None, following.mark, skipped
+        return item, following, current.mark, skipped
 
     @property
     def failed(self) -> bool:
@@ -179,7 +217,7 @@ class Stream:
 
         If the node refuses the mark it is led back to the committed one, and nothing has changed.
         """
-        lock = self._acquired()
+        self._enter()
         try:
             self._committed = self.committed(node)
             self._ahead, self._astray = None, True
@@ -188,7 +226,7 @@ class Stream:
             self._committed = mark
             self._astray = False
         finally:
-            lock.release()
+            self._inside = {}
 
     def remark(self, node: Pullable) -> None:
         """Takes the committed mark anew from where the node stands, which has taken over other arguments than the mark's."""
@@ -205,7 +243,8 @@ class Stream:
         self.committed(node)
         self._drop()
         self._astray = True
-        self._lock = threading.Lock()  # an interrupt may have left the old one locked
+        if self._inside.get("thread") == (threading.get_ident(),):  # left there by an interrupt; another thread leaves by itself
+            self._inside = {}
 
     def hand_over(self, node: Pullable) -> None:
         """Puts the node behind the last item that was handed out, for another node that is to pull from it."""
@@ -215,11 +254,10 @@ class Stream:
         self.committed(node)
         self._astray = True
 
-    def _acquired(self) -> threading.Lock:
-        lock = self._lock
-        if not lock.acquire(blocking=False):
+    def _enter(self) -> None:
+        mine = (threading.get_ident(),)  # an object of this call's own
+        if self._inside.setdefault("thread", mine) is not mine:
             raise ConcurrentUseError(remedy="Give each thread a loader of its own; after an interrupt, close() sets it free")
-        return lock
 
     def _drop(self, ends: bool = False) -> None:
         self.generation += 1

@@ -38,12 +38,16 @@ class PipelineView:
         return Position(epoch, consumed)
 
     def stats(self) -> dict[str, int]:
-        """Batches delivered so far by this object, batches prefetched, and worker processes."""
+        """Batches delivered so far by this object, batches prefetched, worker processes, how many of these died and were
+        replaced, and how many samples were left out in all.
+        """
         prefetchers = [node for node in walk_all(self._root) if isinstance(node, ProcessPrefetcher)]
         return {
             "delivered": self._root.stream.delivered,
             "prefetched": sum(node.prefetched for node in prefetchers),
             "workers": self.num_workers,
+            "restarts": sum(node.restarts for node in prefetchers),
+            "skipped": sum(self._root.stream.skipped.values()),
         }
 
     def describe(self) -> str:

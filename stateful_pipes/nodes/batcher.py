@@ -16,7 +16,8 @@ from stateful_pipes.node import Node
 from stateful_pipes.nodes.foreign import as_node, walk_all
 from stateful_pipes.nodes.user_error import raise_noted
 from stateful_pipes.rng import COLLATE, GLOBAL_GENERATORS, GlobalGenerator, as_seed, derive, derive_each, draw_seed, seeder
-from stateful_pipes.stream import Mark, Ticket, positions_of
+from stateful_pipes.skips import LEFT_OUT
+from stateful_pipes.stream import Mark, Samples, Ticket, positions_of
 
 __all__ = ["SeededBatcher"]
 
@@ -109,7 +110,10 @@ class SeededBatcher(Node[T_co]):
         seeds = derive_each(key, positions_of(ticket)) if self._seeds_collate else ()
         out = []
         for i, below in enumerate(tickets):
-            samples = self._source.run(below)
+            samples = [sample for sample in self._source.run(below) if sample is not LEFT_OUT]
+            if not samples:
+                out.append(LEFT_OUT)
+                continue
             if self._seeds_collate:
                 _seed_all(seeds[i])
             try:
@@ -119,6 +123,11 @@ class SeededBatcher(Node[T_co]):
                 place = f"in node {self.name!r} at epoch {ticket[0]}, collating positions {held[0]} to {held[-1]}"
                 raise_noted(error, self.collate_fn, place)
         return out
+
+    def samples(self, ticket: Ticket) -> Samples:
+        below = [self._source.samples(one) for one in ticket[2]]
+        positions = [position for one in below for position in one.positions]
+        return Samples(ticket[0], positions, [index for one in below for index in one.indices])
 
     def seek(self, mark: Mark) -> None:
         self._ended = False

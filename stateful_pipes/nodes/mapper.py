@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 from typing import Any, TypeVar
 
 import numpy as np
 from torchdata.nodes import BaseNode
 
-from stateful_pipes.fields import Rule, Scalar, adopted_seed
+from stateful_pipes.fields import Rule, Scalar, adopted_seed, tally
+from stateful_pipes.integers import as_integer
 from stateful_pipes.node import Node
 from stateful_pipes.nodes.foreign import as_node, walk_all
 from stateful_pipes.nodes.user_error import raise_noted
+from stateful_pipes.remote_error import capture
 from stateful_pipes.rng import (
     GLOBAL_GENERATORS,
     SAMPLE,
@@ -24,7 +26,8 @@ from stateful_pipes.rng import (
     draw_seed,
     seeder,
 )
-from stateful_pipes.stream import Ticket, positions_of
+from stateful_pipes.skips import LEFT_OUT, Skip, note
+from stateful_pipes.stream import Mark, Samples, Ticket, positions_of
 
 __all__ = ["SeededMapper"]
 
@@ -35,7 +38,8 @@ class SeededMapper(Node[T_co]):
     """Calls `map_fn(item)` for each item, in order, under a seed that is a hash of (seed, epoch, position).
 
     What a sample draws therefore depends on nothing else: not on workers, prefetching, batch size or start method. Where
-    `rng=()` and `map_fn` is the `__getitem__` of a dataset that has `__getitems__`, that is called once for the block.
+    `rng=()`, nothing may be skipped, and `map_fn` is the `__getitem__` of a dataset that has `__getitems__`, that is called
+    once for the block.
 
     Args:
         source: The node below.
@@ -44,12 +48,16 @@ class SeededMapper(Node[T_co]):
         seed: From 0 to 2**64 - 1; drawn once from torch's CPU generator if left out. The state's replaces it at a load.
         rng: Which of Python's, NumPy's and torch's (CPU) global generators carry the seed; "generator": none of them,
             `map_fn` gets one of its own; `()`: a plain map.
+        max_skipped: How many samples may be left out in all because `map_fn` raised. Each is logged (logger
+            "stateful_pipes") when the rest of its batch is handed out, and counted in the state; a resumed run leaves out
+            the same ones and goes on counting. The first one beyond raises. A batch of which nothing is left is left out.
         name: The node's name in the state.
 
     Yields:
         What `map_fn` returns.
 
-    State: seed and rng; constant. Cost: about 10 us a sample for all three generators; inline, 0.2 ms a batch besides.
+    State: seed and rng, constant; with `max_skipped` also how many were skipped. Cost: about 10 us a sample for all three
+    generators; inline, 0.2 ms a batch besides.
 
     Raises:
         GlobalGeneratorThreadError: run on a thread that is not the main one with global generators.
@@ -69,12 +77,14 @@ class SeededMapper(Node[T_co]):
         *,
         seed: int | None = None,
         rng: Rng = GLOBAL_GENERATORS,
+        max_skipped: int = 0,
         name: str | None = None,
     ) -> None:
         if not callable(map_fn):
             raise TypeError(f"map_fn must be callable, got {map_fn!r}")
         self.map_fn = map_fn
         self.rng = check_rng(rng)
+        self.max_skipped = as_integer("max_skipped", max_skipped, 0)
         below = as_node(source)
         # Two mappers given the same seed must not draw the same numbers.
         self._purpose = SAMPLE + (sum(isinstance(node, SeededMapper) for node in walk_all(below)) << 8)
@@ -94,57 +104,81 @@ class SeededMapper(Node[T_co]):
         return (ticket[0], ticket[1], ticket, derive(self.seed, self._purpose, ticket[0]))
 
     def run(self, ticket: Ticket) -> list[Any]:
-        if self.seed is None:
-            return self._run_plain(ticket)
-        _, _, below, key = ticket
-        items = self._source.run(below)
-        seeds = derive_each(key, positions_of(ticket))
-        map_fn: Callable[..., Any] = self.map_fn
-        out = []
-        i = 0
-        try:
-            if self.rng == "generator":
-                for i, item in enumerate(items):
-                    out.append(map_fn(item, np.random.Generator(np.random.PCG64(seeds[i]))))
-            else:
-                seed_all = seeder(self.rng)
-                for i, item in enumerate(items):
-                    seed_all(seeds[i])
-                    out.append(map_fn(item))
-        except Exception as error:
-            raise_noted(error, map_fn, self._place(ticket, i, items))
-        return out
-
-    def _run_plain(self, ticket: Ticket) -> list[Any]:
-        items = self._source.run(ticket)
-        get_items = getattr(self.dataset, "__getitems__", None)
+        items = self._source.run(ticket if self.seed is None else ticket[2])
         out: list[Any] = []
-        try:
-            if get_items is not None:
-                found = get_items(items)
-                if len(found) != len(items):
-                    raise ValueError(f"__getitems__ gave {len(found)} samples for {len(items)} indices")
-                return list(found)
-            for item in items:
-                out.append(self.map_fn(item))
-        except Exception as error:
-            raise_noted(error, self.map_fn, self._place(ticket, len(out), items))
+        get_items = getattr(self.dataset, "__getitems__", None)
+        if get_items is not None and self.seed is None and not self.max_skipped:
+            return self._run_block(ticket, items, get_items)
+        while len(out) < len(items):
+            try:
+                self._map(ticket, items, out)
+            except Exception as error:
+                out.append(self._left_out(error, ticket, items, len(out)))
         return out
 
-    def _place(self, ticket: Ticket, i: int, items: list[Any]) -> str:
+    def _map(self, ticket: Ticket, items: list[Any], out: list[Any]) -> None:
+        """Appends what the items from the `len(out)`th on are mapped to."""
+        done = len(out)
+        map_fn: Callable[..., Any] = self.map_fn
+        if self.seed is None:
+            for item in items[done:]:
+                out.append(LEFT_OUT if item is LEFT_OUT else map_fn(item))
+            return
+        seeds = derive_each(ticket[3], positions_of(ticket))
+        if self.rng == "generator":
+            for item, seed in zip(items[done:], seeds[done:], strict=True):
+                out.append(LEFT_OUT if item is LEFT_OUT else map_fn(item, np.random.Generator(np.random.PCG64(seed))))
+            return
+        seed_all = seeder(self.rng)
+        for item, seed in zip(items[done:], seeds[done:], strict=True):
+            seed_all(seed)
+            out.append(LEFT_OUT if item is LEFT_OUT else map_fn(item))
+
+    def _run_block(self, ticket: Ticket, items: list[Any], get_items: Callable[[list[Any]], Any]) -> list[Any]:
+        there = [item for item in items if item is not LEFT_OUT]
+        try:
+            found = list(get_items(there)) if there else []
+            if len(found) != len(there):
+                raise ValueError(f"__getitems__ gave {len(found)} samples for {len(there)} indices")
+        except Exception as error:
+            raise_noted(error, get_items, f"in node {self.name!r} at {self.samples(ticket)}")
+        read = iter(found)
+        return [LEFT_OUT if item is LEFT_OUT else next(read) for item in items]
+
+    def _left_out(self, error: Exception, ticket: Ticket, items: list[Any], i: int) -> Any:
+        """Notes that item `i` raised; raises the error itself where none may be skipped."""
+        place = self._place(ticket, items, i)
+        if isinstance(error, LookupError) and isinstance(self.dataset, Sized):
+            place += f", of a dataset that has {len(self.dataset)} here"
+        try:
+            raise_noted(error, self.map_fn, f"in node {self.name!r} at {place}")
+        except Exception as noted:
+            if not self.max_skipped:
+                raise
+            note([Skip(self.name, place, capture(noted))])
+        return LEFT_OUT
+
+    def _place(self, ticket: Ticket, items: list[Any], i: int) -> str:
         shown = repr(items[i])
         shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
-        return f"in node {self.name!r} at epoch {ticket[0]}, position {positions_of(ticket)[i]}, index {shown}"
+        return f"epoch {ticket[0]}, position {positions_of(ticket)[i]}, index {shown}"
 
     def settings(self) -> dict[str, Scalar]:
         rng = self.rng if self.rng == "generator" else ",".join(self.rng)
         return {"rng": rng} if self.seed is None else {"seed": self.seed, "rng": rng}
 
+    def values(self, mark: Mark) -> dict[str, Scalar]:
+        # How many, the stream knows: no cursor of a node runs ahead to samples that are yet to fail.
+        return {"skipped": 0} if self.max_skipped else {}
+
     def rules(self) -> Mapping[str, Rule]:
-        return {"seed": adopted_seed}
+        return {"seed": adopted_seed, "skipped": tally}
 
     def adopt(self, entry: Mapping[str, Any]) -> None:
         self.seed = entry.get("seed", self.seed)
+
+    def samples(self, ticket: Ticket) -> Samples:
+        return self._source.samples(ticket if self.seed is None else ticket[2])
 
     def global_generators(self) -> frozenset[GlobalGenerator]:
         own = frozenset() if self.rng == "generator" else frozenset(self.rng)

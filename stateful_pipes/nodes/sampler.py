@@ -15,7 +15,7 @@ from stateful_pipes.fields import Rule, Scalar, adopted_seed, allowable, counter
 from stateful_pipes.integers import as_integer
 from stateful_pipes.node import Node
 from stateful_pipes.samplers import Order, ResumableSampler, as_resumable
-from stateful_pipes.stream import Mark, Ticket
+from stateful_pipes.stream import Mark, Samples, Ticket, positions_of
 
 __all__ = ["SamplerNode"]
 
@@ -106,6 +106,9 @@ class SamplerNode(Node[int]):
 
     def run(self, ticket: Ticket) -> list[Any]:
         return memoryview(ticket[2]).cast("q").tolist()
+
+    def samples(self, ticket: Ticket) -> Samples:
+        return Samples(ticket[0], list(positions_of(ticket)), self.run(ticket))
 
     def mark(self) -> Mark:
         return (self._epoch, self._consumed)

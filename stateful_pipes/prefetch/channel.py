@@ -30,8 +30,8 @@ _DONTWAIT = int(socket.MSG_DONTWAIT)
 _RECEIVING = int(socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC)
 _TRUNCATED = int(socket.MSG_CTRUNC)
 # Task, sender, slot and whether anything lies there; the body's memory, offset and length; in it, the number of buffers, and
-# offset and length of the pickle.
-_HEAD = struct.Struct("<qqq?qqqqqq")
+# where the pickle begins, which is last.
+_HEAD = struct.Struct("<qqq?qqqqq")
 # A buffer's memory, offset and length.
 _ENTRY = struct.Struct("<qqq")
 _HERE, _SLOT, _FILE = range(3)
@@ -68,7 +68,7 @@ def pack(value: object, slot: Slot | None = None, *, task: int = -1, sender: int
     buffers: list[pickle.PickleBuffer] = []
     TensorPickler(stream, protocol=5, buffer_callback=buffers.append).dump(value)
     body: bytes = stream.getvalue()
-    size, start = len(body), 0
+    start = 0
     stored = _Stored(slot)
     if buffers:
         body, start = _with_buffers(body, buffers, stored)
@@ -76,7 +76,7 @@ def pack(value: object, slot: Slot | None = None, *, task: int = -1, sender: int
     if length > _PACKET - _HEAD.size:
         (memory, offset), body = stored.add(memoryview(body)), b""
     number, is_used = (number, False) if slot is None else (slot.number, slot.is_used)
-    head = _HEAD.pack(task, sender, number, is_used, memory, offset, length, len(buffers), start, size)
+    head = _HEAD.pack(task, sender, number, is_used, memory, offset, length, len(buffers), start)
     return Message(head, body, stored.spilled)
 
 
@@ -132,7 +132,7 @@ class Parcel(NamedTuple):
                 arena.give_back(self.number)
         if isinstance(self.file, Exception):
             raise self.file
-        memory, offset, length, count, start, size = self.layout
+        memory, offset, length, count, start = self.layout
         memories: list[Any] = [memoryview(self.packet)[_HEAD.size :], slot, self.file]
         body = memories[memory][offset : offset + length]
         if count:
@@ -140,7 +140,7 @@ class Parcel(NamedTuple):
             memories[_HERE] = body = memoryview(bytearray(body))
         entries = _ENTRY.iter_unpack(body[: count * _ENTRY.size])
         buffers = [memories[memory][offset : offset + length] for memory, offset, length in entries]
-        return pickle.loads(body[start : start + size], buffers=buffers)
+        return pickle.loads(body[start:], buffers=buffers)
 
 
 def receive(end: socket.socket) -> Parcel:

@@ -7,6 +7,7 @@ to itself, torch would make a new shared memory file for each tensor, because `g
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from operator import attrgetter
 from typing import Any
 
@@ -52,10 +53,9 @@ def _stack(batch: list[torch.Tensor], *, collate_fn_map: dict[Any, Callable[...,
         and _stacks_to_contiguous(first)
     ):
         out = slot.tensor((len(batch), *first.shape), first.dtype)
-        try:
-            return torch.stack(batch, 0, out=out)
-        except RuntimeError:  # unequal shapes, gradients: for torch.stack alone to judge
-            return torch.stack(batch, 0)
+        if out is not None:
+            with suppress(RuntimeError):  # unequal shapes, gradients: for torch.stack alone to judge
+                return torch.stack(batch, 0, out=out)
     return torch.stack(batch, 0)
 
 

@@ -4,15 +4,58 @@ from __future__ import annotations
 
 import io
 import os
+import weakref
+from multiprocessing.reduction import DupFd
 from typing import Any, cast
 
 import torch
 
-__all__ = ["create", "map_whole", "take_in", "write"]
+__all__ = ["MemoryFile", "create", "map_whole", "take_in", "write"]
 
 # A mapping costs more than it saves below this, and their number is bounded (vm.max_map_count).
 _MAPPED = 1024 * 1024
 _IOV_MAX = 1024
+
+
+class MemoryFile:
+    """One that is mapped by several processes for good: fork inherits the mapping, spawn is handed the descriptor.
+
+    Attributes:
+        descriptor: Of the file, until `close`.
+        memory: All of it.
+
+    Args:
+        size: In bytes.
+
+    Raises:
+        OSError, RuntimeError: the system has no room for it.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._open(create(), size)
+
+    def close(self) -> bool:
+        """Closes the descriptor, and returns whether that was still to do; the mapping stays while something views it."""
+        was_open = self._finalizer.alive
+        self._finalizer()
+        return was_open
+
+    def _open(self, descriptor: int, size: int) -> None:
+        self.descriptor = descriptor
+        self._finalizer = weakref.finalize(self, os.close, descriptor)
+        try:
+            os.ftruncate(descriptor, size)
+            self.memory = map_whole(descriptor)
+        except BaseException:
+            self._finalizer()
+            raise
+
+    def __getstate__(self) -> Any:
+        return DupFd(self.descriptor), len(self.memory)
+
+    def __setstate__(self, state: Any) -> None:
+        descriptor, size = state
+        self._open(descriptor.detach(), size)
 
 
 def create() -> int:

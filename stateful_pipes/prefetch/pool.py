@@ -2,54 +2,60 @@
 
 from __future__ import annotations
 
-import errno
 import itertools
-import multiprocessing
-import multiprocessing.connection
+import logging
 import os
-import select
 import signal
 import socket
 import time
 import weakref
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
+from functools import partial
 from multiprocessing.context import BaseContext
-from multiprocessing.process import BaseProcess
 from typing import Any
 
 from stateful_pipes.errors import ConcurrentUseError, IteratorInvalidError, WorkerDiedError, WorkerTimeoutError
-from stateful_pipes.prefetch.channel import Message, Parcel, open_channel, pack, receive, send
-from stateful_pipes.prefetch.remote_error import restore
+from stateful_pipes.prefetch.channel import Parcel, open_channel, receive
+from stateful_pipes.prefetch.claims import STARTING, Claims
+from stateful_pipes.prefetch.processes import Death, WorkerProcesses
 from stateful_pipes.prefetch.slots import Arena
-from stateful_pipes.prefetch.worker import STARTED, Job, Runner, work
+from stateful_pipes.prefetch.tasks import TaskQueue
+from stateful_pipes.prefetch.worker import STARTED, Job, Runner
+from stateful_pipes.remote_error import restore
+from stateful_pipes.skips import note
+from stateful_pipes.stream import Samples
 
 __all__ = ["WorkerPool"]
 
+logger = logging.getLogger("stateful_pipes")
+
 _NUMBERS = itertools.count()
 """Of tasks; of all pools, so that a ticket of one that is closed names none of another's."""
-
-_GRACE_S = 0.5
-"""How long closing waits for workers to end by themselves, and then again for SIGTERM to end them, before SIGKILL."""
 
 
 class WorkerPool:
     """Runs tickets in processes. Tasks are numbered in the order of `submit`; results are asked for by number.
 
-    Processes start at construction and end at `close`, or when the pool is dropped, or with the main process.
+    Processes start at construction and end at `close`, or when the pool is dropped, or with the main process. One that dies
+    is replaced as soon as a result is waited for, and what it had in hand is run again, with the same result.
 
     Attributes:
-        is_broken: Whether it has to be replaced: a worker died, hangs or could not start, or waiting was interrupted.
+        is_broken: Whether it has to be replaced: it could not start, a worker hangs, or waiting was interrupted.
+        restarts: Workers that were replaced.
 
     Args:
         runner: The node whose `run` the workers call.
         num_workers: At least 1.
         context: The multiprocessing context that starts them.
         slots: How many results may lie in shared memory at once, with those that are held; any more have memory of their own.
+        max_restarts: How often a ticket is run again because its worker died.
         worker_init_fn: Called in each with its number.
         dataset: What `get_worker_info().dataset` shows.
         seed: From it each worker seeds its global generators at the start.
+
+    Raises:
+        RuntimeError: this process is a daemonic one, which may have no children.
     """
 
     def __init__(
@@ -59,91 +65,83 @@ class WorkerPool:
         context: BaseContext,
         *,
         slots: int,
+        max_restarts: int,
         worker_init_fn: Callable[[int], None] | None,
         dataset: Any,
         seed: int,
     ) -> None:
         self._pid = os.getpid()
+        self._runner = runner
         self.is_broken = False
+        self.restarts = 0
+        self._max_restarts = max_restarts
         self._method = context.get_start_method()
-        self._tasks, worker_tasks = open_channel()
+        self._done: dict[int, Parcel | WorkerDiedError] = {}
+        self._in_vain = 0  # deaths of workers with no task in hand, since the last result
+        tasks, worker_tasks = open_channel()
         self._results, worker_results = open_channel()
-        # Kept: what no worker has taken yet can be taken back from it.
-        self._untaken = worker_tasks
+        sockets = (tasks, worker_tasks, self._results, worker_results)
         self._arena = Arena(slots)
-        self._unsent: deque[tuple[int, int]] = deque()  # task and slot
-        self._packed: dict[int, Message] = {}
-        self._running: set[int] = set()
-        self._done: dict[int, Parcel] = {}
-        self._forgotten: set[int] = set()
-        self._heard: set[int] = set()
-        self._processes: list[BaseProcess] = []
-        sockets = (self._tasks, worker_tasks, self._results, worker_results)
-        self._finalizer = weakref.finalize(self, _end, self._processes, sockets, self._arena, self._pid)
-        for worker_id in range(num_workers):
-            job = Job(runner, self._arena, worker_id, num_workers, dataset, seed, worker_init_fn, self._pid)
-            process = context.Process(  # type: ignore[attr-defined]  # typeshed has it on the concrete contexts only
-                target=work, args=(job, worker_tasks, worker_results), daemon=True, name=f"stateful_pipes worker {worker_id}"
+        self._tasks = TaskQueue(tasks, worker_tasks, self._arena)
+        self._claims = Claims(num_workers)
+        try:
+            self._processes = WorkerProcesses(
+                num_workers,
+                context,
+                self._claims,
+                partial(Job, runner, self._arena, self._claims, num_workers, dataset, seed, worker_init_fn, self._pid),
+                (worker_tasks, worker_results),
             )
-            try:
-                process.start()
-            except BaseException:
-                self.close()
-                raise
-            self._processes.append(process)
-        self._poll = select.poll()
-        self._poll.register(self._results, select.POLLIN)
-        for process in self._processes:
-            self._poll.register(process.sentinel, select.POLLIN)
+        except BaseException:
+            _end(None, sockets, self._arena, self._claims, self._pid)
+            raise
+        self._finalizer = weakref.finalize(self, _end, self._processes, sockets, self._arena, self._claims, self._pid)
 
     @property
     def outstanding(self) -> int:
         """Tasks whose result has not been handed out, those forgotten but still running included."""
-        return len(self._packed) + len(self._running) + len(self._done)
+        return len(self._tasks) + len(self._done)
 
     def submit(self, ticket: Any) -> int:
         """Queues a ticket; returns the number of its task."""
         self._check_process()
-        task = next(_NUMBERS)
+        number = next(_NUMBERS)
         # Ends well or in an error: an interrupt may leave a slot on the shelf that a worker has.
         was_broken, self.is_broken = self.is_broken, True
-        slot = self._arena.borrow()
         try:
-            self._packed[task] = pack(ticket, task=task, number=slot)
-            self._unsent.append((task, slot))
-            self._flush()
+            self._tasks.put(number, ticket)
         except Exception:
-            self._packed.pop(task, None)
-            self._unsent = deque(pair for pair in self._unsent if pair[0] != task)
-            self._arena.give_back(slot)
             self.is_broken = was_broken
             raise
         self.is_broken = was_broken
-        return task
+        return number
 
-    def result(self, task: int, timeout: float = 0) -> list[Any]:
-        """The items of a task; waits for them.
+    def result(self, number: int, timeout: float = 0) -> list[Any]:
+        """The items of a task; waits for them. Samples that the worker has left out are noted here.
 
         Raises:
-            WorkerDiedError: a worker ended.
+            WorkerDiedError: the task's worker died, and again whenever it was run; or workers die without any task.
             WorkerTimeoutError: `timeout` seconds have passed; 0 waits for ever.
             IteratorInvalidError: there is no such task.
             Exception: what the worker's `run` raised.
         """
         self._check_process()
-        if task not in self._packed and task not in self._running and task not in self._done:
-            raise IteratorInvalidError(f"task {task} is none of these workers'; they were closed meanwhile")
+        if number not in self._tasks and number not in self._done:
+            raise IteratorInvalidError(f"task {number} is none of these workers'; they were closed meanwhile")
         deadline = time.monotonic() + timeout if timeout else None
-        # Ends well or not at all: an interrupt may lose a message, and a worker that died has lost its task.
+        # Ends well or not at all: an interrupt may lose a message.
         self.is_broken = True
-        while task not in self._done:
-            self._flush()
-            self._wait(task, deadline)
-            self._collect()
+        while number not in self._done:
+            self._tasks.flush()
+            self._wait(number, deadline)
         self.is_broken = False
-        items, error = self._done.pop(task).open(self._arena)
+        found = self._done.pop(number)
+        if isinstance(found, WorkerDiedError):
+            raise found
+        items, error, skips = found.open(self._arena)
         if error is not None:
             raise restore(error)
+        note(skips)
         return items or []
 
     def forget(self) -> None:
@@ -151,78 +149,101 @@ class WorkerPool:
         if os.getpid() != self._pid:
             return  # a fork's copy must not take tasks away
         was_broken, self.is_broken = self.is_broken, True
-        for task, slot in self._unsent:
-            del self._packed[task]
-            self._arena.give_back(slot)
-        self._unsent.clear()
-        while True:
-            try:
-                parcel = receive(self._untaken)
-            except (OSError, EOFError):  # none left, or closed
-                break
-            self._arena.give_back(parcel.number)
-            self._running.discard(parcel.task)
-        for parcel in self._done.values():
-            self._arena.give_back(parcel.number)
+        self._tasks.forget()
+        for found in self._done.values():
+            if isinstance(found, Parcel):
+                self._arena.give_back(found.number)
         self._done.clear()
-        self._forgotten = set(self._running)
         self.is_broken = was_broken
 
     def close(self) -> None:
         """Ends the workers within about a second, however busy they are; idempotent."""
         self._finalizer()
 
-    def _flush(self) -> None:
-        while self._unsent:
-            task, _ = self._unsent[0]
-            try:
-                send(self._tasks, self._packed[task])
-            except OSError as error:
-                # Full; or too many descriptors are under way to workers, if any are.
-                if isinstance(error, BlockingIOError) or (error.errno == errno.ETOOMANYREFS and self._running):
-                    return
-                raise
-            self._unsent.popleft()
-            del self._packed[task]
-            self._running.add(task)
+    def _wait(self, number: int, deadline: float | None) -> None:
+        """Takes in a result, or replaces workers that have died."""
+        left = None if deadline is None else max(0, deadline - time.monotonic())
+        has_result, dead = self._processes.wait(self._results, left)
+        if not self._finalizer.alive:
+            raise IteratorInvalidError("the workers were closed by another thread")
+        if has_result:
+            self._collect()
+        if dead:
+            self._replace(dead)
+        if not has_result and not dead:
+            doings = "; ".join(self._processes.doings(lambda task: str(self._samples(task))))
+            raise WorkerTimeoutError(
+                f"{self._samples(number)} is still under way; {doings}", remedy="Raise timeout, or look at these workers"
+            )
 
     def _collect(self) -> None:
         """Takes in one result."""
         parcel = receive(self._results)
-        self._heard.add(parcel.sender)
         if parcel.task == STARTED:
             raise restore(parcel.open()[1])
-        self._running.discard(parcel.task)
-        if parcel.task in self._forgotten:
-            self._forgotten.discard(parcel.task)
+        self._in_vain = 0
+        if self._tasks.pop(parcel.task).is_forgotten:
             self._arena.give_back(parcel.number)
         else:
             self._done[parcel.task] = parcel
 
-    def _wait(self, task: int, deadline: float | None) -> None:
-        """Returns when there is a result to take in."""
-        left = None if deadline is None else max(0, deadline - time.monotonic()) * 1000
-        ready = dict(self._poll.poll(left))
-        if not self._finalizer.alive:
-            raise IteratorInvalidError("the workers were closed by another thread")
-        if self._results.fileno() in ready:
-            return
-        if not ready:
-            raise WorkerTimeoutError(f"task {task} is still under way", remedy="Raise timeout, or look at what the workers do")
-        for worker_id, process in enumerate(self._processes):
-            if process.sentinel in ready:
-                raise self._died(worker_id, process)
+    def _replace(self, dead: Collection[int]) -> None:
+        """Starts others in the place of dead workers, and has what these had in hand run again."""
+        self._tasks.take_back()
+        gone, held = self._processes.settle(dead)
+        deaths = [self._processes.bury(worker_id) for worker_id in gone]
+        # Only now: what somebody has sent before he took the next task is not lost.
+        with suppress(BlockingIOError):
+            while True:
+                self._collect()
+        for death in deaths:
+            self._blame(death)
+        for worker_id in gone:
+            self._processes.replace(worker_id)
+            self.restarts += 1
+        self._tasks.send_again(held)
 
-    def _died(self, worker_id: int, process: BaseProcess) -> WorkerDiedError:
-        process.join()
-        code = process.exitcode or 0
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    def _blame(self, death: Death) -> None:
+        """Counts the death for the task that the worker had in hand, and gives that up where it is one too many."""
+        task = self._tasks.get(death.task)
+        if task is None:
+            self._in_vain += 1
+            fails_to_start = death.task == STARTING and death.exit_code >= 0
+            if fails_to_start or self._in_vain > self._max_restarts:
+                raise self._died(death, None)
+            logger.warning("%s, with no task in hand; another takes its place", death)
+            return
+        task.deaths += 1
+        samples = self._samples(death.task)
+        logger.warning("%s over %s; another takes its place", death, samples)
+        if task.deaths > self._max_restarts:
+            self._tasks.drop(death.task)
+            if not task.is_forgotten:
+                self._done[death.task] = self._died(death, samples)
+
+    def _died(self, death: Death, samples: Samples | str | None) -> WorkerDiedError:
         remedy = ""
-        if self._method != "fork" and worker_id not in self._heard:
+        if death.task == STARTING and self._method != "fork":
             remedy = 'With spawn and forkserver the main module is imported again: guard it with if __name__ == "__main__":'
-        elif code == -signal.SIGKILL:
+        elif death.exit_code == -signal.SIGKILL:
             remedy = "The system may have run out of memory"
-        return WorkerDiedError(f"worker {worker_id} (pid {process.pid}) {how}", remedy=remedy)
+        over = "" if samples is None else f" over {samples}, as did those that tried it before ({self._max_restarts})"
+        known = samples if isinstance(samples, Samples) else Samples(-1, [], [])
+        return WorkerDiedError(
+            f"{death}{over}",
+            exit_code=death.exit_code,
+            epoch=known.epoch,
+            positions=tuple(known.positions),
+            indices=tuple(known.indices),
+            remedy=remedy,
+        )
+
+    def _samples(self, number: int) -> Samples | str:
+        """What a task is about, for people."""
+        try:
+            return self._runner.samples(self._tasks.get(number).ticket)  # type: ignore[union-attr]  # told for what it is
+        except Exception:  # a ticket of a node that does not say
+            return f"task {number}"
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
@@ -232,36 +253,16 @@ class WorkerPool:
             )
 
 
-def _end(processes: list[BaseProcess], sockets: tuple[socket.socket, ...], arena: Arena, pid: int) -> None:
+def _end(processes: WorkerProcesses | None, sockets: Iterable[socket.socket], arena: Arena, claims: Claims, pid: int) -> None:
     """Ends workers and channels; in a forked child it only closes the child's own copies of the descriptors."""
     try:
-        if os.getpid() == pid:
-            _end_workers(processes, sockets)
+        if os.getpid() == pid and processes is not None:
+            for end in sockets:
+                with suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
+            processes.end()
     finally:
         arena.close()
+        claims.close()
         for end in sockets:
             end.close()
-
-
-def _end_workers(processes: list[BaseProcess], sockets: tuple[socket.socket, ...]) -> None:
-    for end in sockets:
-        with suppress(OSError):
-            end.shutdown(socket.SHUT_RDWR)
-    try:
-        _join(processes)
-        for process in processes:
-            process.terminate()
-        _join(processes)
-    finally:  # a second Ctrl-C ends the patience, not the ending
-        for process in processes:
-            process.kill()
-            process.join()
-            with suppress(ValueError):  # "still running": a thread that waits for a result is about to reap it
-                process.close()
-
-
-def _join(processes: list[BaseProcess]) -> None:
-    deadline = time.monotonic() + _GRACE_S
-    waiting = {process.sentinel for process in processes}
-    while waiting and (left := deadline - time.monotonic()) > 0:
-        waiting -= set(multiprocessing.connection.wait(list(waiting), left))

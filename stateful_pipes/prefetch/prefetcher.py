@@ -12,10 +12,12 @@ from typing import Any, NamedTuple, TypeVar
 
 from torchdata.nodes import BaseNode
 
+from stateful_pipes.errors import IteratorInvalidError
 from stateful_pipes.integers import as_integer
 from stateful_pipes.node import Node, walk
 from stateful_pipes.nodes.foreign import as_node
 from stateful_pipes.nodes.mapper import SeededMapper
+from stateful_pipes.prefetch.picklable import unpicklable
 from stateful_pipes.prefetch.pool import WorkerPool
 from stateful_pipes.rng import GlobalGenerator
 from stateful_pipes.stream import Mark, Pulled, Ticket, kept, positions_of, pull_one
@@ -50,13 +52,18 @@ class ProcessPrefetcher(Node[T_co]):
     nodes and whatever they hold (the dataset) are as they were when the workers started: what the main process changes later
     is not seen until after `close()`.
 
+    A worker that dies (killed, out of memory, a crash in a library, `os._exit`) is replaced, and what it had in hand is run
+    again; the stream stays the same, and `restarts` counts it. The replacement starts as the first ones did: with fork, from
+    the main process as it is then.
+
     Args:
         source: The node below.
         num_workers: Worker processes; 0 runs everything inline, in the process and thread that asks.
         prefetch_factor: Items ahead for each worker, at least 1.
         multiprocessing_context: "fork", "spawn", "forkserver", a context, or None for multiprocessing's own default.
         worker_init_fn: Called in each worker with its number, after its generators were seeded.
-        timeout: Seconds to wait for an item before WorkerTimeoutError; 0 waits for ever.
+        timeout: Seconds to wait for an item before WorkerTimeoutError, which says what each worker does; 0 waits for ever.
+        max_restarts: How often an item is tried again because its worker died.
         name: The node's name in errors.
 
     Yields:
@@ -66,7 +73,8 @@ class ProcessPrefetcher(Node[T_co]):
     default_collate stacks is written into the slot at once; what another function makes is copied there once.
 
     Raises:
-        WorkerDiedError: a worker process ended.
+        WorkerDiedError: workers died over one item `max_restarts` times and once more, or before they could take any.
+        RuntimeError: with workers in a daemonic process, which may have no children.
     """
 
     kind = "prefetcher"
@@ -81,6 +89,7 @@ class ProcessPrefetcher(Node[T_co]):
         multiprocessing_context: str | BaseContext | None = None,
         worker_init_fn: Callable[[int], None] | None = None,
         timeout: float = 0,
+        max_restarts: int = 3,
         name: str | None = None,
     ) -> None:
         self.num_workers = as_integer("num_workers", num_workers, 0)
@@ -95,13 +104,18 @@ class ProcessPrefetcher(Node[T_co]):
             raise TypeError(f"worker_init_fn must be callable, got {worker_init_fn!r}")
         self.worker_init_fn = worker_init_fn
         self.timeout = timeout
+        self.max_restarts = as_integer("max_restarts", max_restarts, 0)
         below = as_node(source)
         if self.num_workers and any(isinstance(node, ProcessPrefetcher) and node.num_workers for node in walk(below)):
             raise ValueError("a ProcessPrefetcher with workers stands below this one already; a pipeline needs one")
+        if self.num_workers and self.context.get_start_method() != "fork":
+            _refuse_unpicklable(below, worker_init_fn)
         super().__init__(below, name=name)
         self._pool: WorkerPool | None = None
         self._queue: deque[_UnderWay] = deque()
         self._mark: Mark | None = None
+        self._is_released = False
+        self._restarts = 0  # of pools that are gone
 
     def pull(self, count: int) -> Ticket:
         if not self.num_workers:
@@ -128,7 +142,9 @@ class ProcessPrefetcher(Node[T_co]):
         """The finished items of a ticket; waits for them. Unlike other nodes', main process only and once a ticket."""
         if not self.num_workers:
             return self._source.run(ticket)
-        pool = self._started()
+        pool = self._pool
+        if pool is None:
+            raise IteratorInvalidError("the workers were closed by another thread")
         items = [item for task in ticket[2] for item in pool.result(task, self.timeout)]
         if pool is self._pool:  # else closed by another thread
             # Here and not only at the next pull, so that the workers have it while the caller uses the item.
@@ -154,16 +170,24 @@ class ProcessPrefetcher(Node[T_co]):
         return frozenset() if self.num_workers else self._source.global_generators()
 
     def release(self) -> None:
-        pool, self._pool = self._pool, None
-        if pool is not None:
-            pool.close()
+        self._is_released = True
+        self._end_pool()
         self._drop()
         super().release()
+
+    def open(self) -> None:
+        self._is_released = False
+        super().open()
 
     @property
     def prefetched(self) -> int:
         """Items that workers have or have made and that were not handed out, those that a load dropped included."""
         return 0 if self._pool is None else self._pool.outstanding
+
+    @property
+    def restarts(self) -> int:
+        """Workers that died and were replaced."""
+        return self._restarts + (0 if self._pool is None else self._pool.restarts)
 
     def _fill(self, pool: WorkerPool, at_least: int = 0) -> None:
         """Pulls ahead up to the bound. Stops at an error, and at an epoch without items, which would go on for ever."""
@@ -187,13 +211,21 @@ class ProcessPrefetcher(Node[T_co]):
         self._queue.clear()
         self._mark = None
         if self._pool is not None:
-            self._pool.forget()
             if self._pool.is_broken:
-                self._pool.close()
-                self._pool = None
+                self._end_pool()
+            else:
+                self._pool.forget()
+
+    def _end_pool(self) -> None:
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            self._restarts += pool.restarts
+            pool.close()
 
     def _started(self) -> WorkerPool:
         if self._pool is None:
+            if self._is_released:  # by another thread, while this one was on its way here
+                raise IteratorInvalidError("the pipeline was closed", remedy="Call iter() again")
             below: list[Any] = list(walk(self._source))
             datasets = [node.dataset for node in below if isinstance(node, SeededMapper) and node.dataset is not None]
             seeds = [node.seed for node in below if getattr(node, "seed", None) is not None]
@@ -202,11 +234,19 @@ class ProcessPrefetcher(Node[T_co]):
                 self.num_workers,
                 self.context,
                 slots=self.slots,
+                max_restarts=self.max_restarts,
                 worker_init_fn=self.worker_init_fn,
                 dataset=datasets[0] if datasets else None,
                 seed=seeds[0] if seeds else 0,
             )
         return self._pool
+
+
+def _refuse_unpicklable(top: Node[Any], worker_init_fn: object) -> None:
+    held = [(part, f"{node.name}.{key}") for node in walk(top) for key, part in node.__getstate__().items() if key != "sources"]
+    for part, path in [*held, (worker_init_fn, "worker_init_fn")]:
+        if found := unpicklable(part, path):
+            raise TypeError(f"workers that are spawned get the pipeline as a pickle, which cannot take {found}")
 
 
 def _context(context: str | BaseContext | None) -> BaseContext:

@@ -13,14 +13,13 @@ import os
 import resource
 import threading
 import weakref
-from multiprocessing.reduction import DupFd
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from stateful_pipes.prefetch import memory_files
+from stateful_pipes.prefetch.memory_files import MemoryFile
 from stateful_pipes.prefetch.tensors import as_tensor
 
 __all__ = ["SLOT_BYTES", "SMALL_BYTES", "Arena", "Slot", "aligned"]
@@ -96,19 +95,12 @@ class Arena:
         if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
             slots = 0
         self._pid = os.getpid()
-        descriptor = memory_files.create()
         try:
-            self._open(descriptor, slots * SLOT_BYTES)
+            self._file = MemoryFile(slots * SLOT_BYTES)
         except (OSError, RuntimeError):
             slots = 0
-            self._open(descriptor, 0)
-        self._finalizer = weakref.finalize(self, os.close, descriptor)
+            self._file = MemoryFile(0)
         self._shelf = _Shelf(slots)
-
-    def _open(self, descriptor: int, size: int) -> None:
-        os.ftruncate(descriptor, size)
-        self._descriptor = descriptor
-        self._memory = memory_files.map_whole(descriptor)
         self._slots: dict[int, Slot] = {}
 
     def borrow(self) -> int:
@@ -124,33 +116,30 @@ class Arena:
         """A slot to write to."""
         slot = self._slots.get(number)
         if slot is None:
-            slot = self._slots[number] = Slot(number, self._memory[number * SLOT_BYTES : (number + 1) * SLOT_BYTES])
+            slot = self._slots[number] = Slot(number, self._file.memory[number * SLOT_BYTES : (number + 1) * SLOT_BYTES])
         slot.open()
         return slot
 
     def view(self, number: int) -> memoryview:
         """The bytes of a borrowed slot, which is freed when the last view of them is gone."""
-        memory = _Memory.from_buffer(self._memory, number * SLOT_BYTES)
+        memory = _Memory.from_buffer(self._file.memory, number * SLOT_BYTES)
         memory.number, memory.shelf = number, self._shelf
         self._shelf.viewed.add(number)
         return memoryview(memory).cast("B")
 
     def close(self) -> None:
         """Gives up the descriptor and the memory of all slots but those that are viewed, which stay for as long as they are."""
-        if self._finalizer.alive:
-            self._finalizer()
-            if os.getpid() == self._pid:
-                self._shelf.close(self._memory)
+        if self._file.close() and os.getpid() == self._pid:
+            self._shelf.close(self._file.memory)
 
-    def __getstate__(self) -> Any:
-        return DupFd(self._descriptor), len(self._memory)
+    def __getstate__(self) -> MemoryFile:
+        return self._file
 
-    def __setstate__(self, state: Any) -> None:
-        descriptor, size = state
-        self._open(descriptor.detach(), size)
-        self._pid = 0  # borrowing is the main process's
-        self._finalizer = weakref.finalize(self, os.close, self._descriptor)
+    def __setstate__(self, file: MemoryFile) -> None:
+        self._pid = 0  # the memory is the main process's to free
+        self._file = file
         self._shelf = _Shelf(0)
+        self._slots = {}
 
 
 class Slot:

@@ -15,7 +15,7 @@ class TensorPickler(pickle.Pickler):
     """Takes plain tensors of the CPU so; all else is as pickle and torch have it."""
 
     def reducer_override(self, value: Any) -> Any:
-        if type(value) is not torch.Tensor:
+        if type(value) is not torch.Tensor or value.__dict__:  # torch keeps attributes
             return NotImplemented
         if (code := _CODES.get(value.dtype)) is not None:
             try:

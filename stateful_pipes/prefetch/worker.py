@@ -9,6 +9,7 @@ import os
 import select
 import signal
 import socket
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
@@ -18,11 +19,15 @@ import torch.utils.data._utils.worker as torch_worker
 
 from stateful_pipes.prefetch import collate
 from stateful_pipes.prefetch.channel import Message, Parcel, open_channel, pack, receive, send
-from stateful_pipes.prefetch.remote_error import capture
+from stateful_pipes.prefetch.claims import IDLE, TAKING, Claims
+from stateful_pipes.prefetch.picklable import unpicklable
 from stateful_pipes.prefetch.slots import Arena, Slot
+from stateful_pipes.remote_error import capture
 from stateful_pipes.rng import GLOBAL_GENERATORS, WORKER, derive, seeder
+from stateful_pipes.skips import noting
+from stateful_pipes.stream import Samples
 
-__all__ = ["STARTED", "Job", "Runner", "keep_freed_memory", "prepare_process", "work"]
+__all__ = ["STARTED", "Job", "Runner", "keep_freed_memory", "prepare_process", "start", "work"]
 
 STARTED = -1
 """The task number of what a worker says of its own start."""
@@ -32,13 +37,14 @@ _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 
 _ASK_MS = 1000
-_MOMENT_S = 0.005
+_MOMENT_MS = 5
 
 
 class Runner(Protocol):
-    """The half of a node that a worker needs."""
+    """The half of a node that its workers need."""
 
     def run(self, ticket: Any) -> list[Any]: ...
+    def samples(self, ticket: Any) -> Samples: ...
 
 
 class Job(NamedTuple):
@@ -46,57 +52,91 @@ class Job(NamedTuple):
 
     runner: Runner
     arena: Arena
-    worker_id: int
+    claims: Claims
     num_workers: int
     dataset: Any
     seed: int
     worker_init_fn: Callable[[int], None] | None
     main_pid: int
+    worker_id: int
+
+
+def start(job: Job, tasks: socket.socket, results: socket.socket) -> None:
+    """What the process begins with: `work`, while a thread sees to it that the process ends with the main one."""
+    threading.Thread(target=_end_with, args=(job.main_pid,), daemon=True, name="stateful_pipes watch").start()
+    work(job, tasks, results)
 
 
 def work(job: Job, tasks: socket.socket, results: socket.socket) -> None:
-    """Runs tickets until the channel is shut down or the main process is gone."""
+    """Runs tickets until the channel is shut down."""
     # Ctrl-C reaches the whole group; the main process decides what becomes of the workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     prepare_process()
     collate.install()
     try:
-        main = _MainProcess(job.main_pid)
         try:
             _prepare(job)
         except Exception as error:
-            _deliver(main, results, pack((None, capture(error)), task=STARTED, sender=job.worker_id))
+            _deliver(results, pack((None, capture(error), ()), task=STARTED, sender=job.worker_id))
             return
         bench = _Bench(job)
         while True:
+            job.claims.write(job.worker_id, TAKING)
             try:
                 parcel = receive(tasks)
             except BlockingIOError:  # none there, or another worker was quicker
-                main.wait(tasks, select.POLLIN)
+                job.claims.write(job.worker_id, IDLE)
+                _wait(tasks, select.POLLIN)
                 continue
+            job.claims.write(job.worker_id, parcel.task)
             message = bench.run(parcel)
             try:
-                _deliver(main, results, message)
+                _deliver(results, message)
             except ConnectionError:
                 raise
             except OSError as error:  # no memory, no descriptor: told for what it is
-                _deliver(main, results, bench.told(parcel, error))
-    except (EOFError, ConnectionError, ProcessLookupError):
-        return  # the channel is shut down, or the main process gone
+                _deliver(results, bench.told(parcel, error))
+    except (EOFError, ConnectionError):
+        return  # the channel is shut down
 
 
-def _deliver(main: _MainProcess, results: socket.socket, message: Message) -> None:
+def _deliver(results: socket.socket, message: Message) -> None:
     while True:
         try:
             return send(results, message)
         except BlockingIOError:
-            main.wait(results, select.POLLOUT)
+            _wait(results, select.POLLOUT)
         except OSError as error:
             # Too many descriptors on their way: the system bounds them for each user.
             if error.errno != errno.ETOOMANYREFS:
                 raise
-            main.pause()
+            select.poll().poll(_MOMENT_MS)
+
+
+def _wait(end: socket.socket, event: int) -> None:
+    poll = select.poll()
+    poll.register(end, event)
+    poll.poll()
+
+
+def _end_with(pid: int) -> None:
+    """Ends this process, whatever it computes or waits for, when the one of this id is gone.
+
+    A closed channel would be no proof of that, for other forks may hold a copy of it.
+    """
+    with suppress(ProcessLookupError):
+        try:
+            poll = select.poll()
+            poll.register(os.pidfd_open(pid), select.POLLIN)
+            poll.poll()
+        except ProcessLookupError:
+            raise
+        except OSError:  # an older kernel: ask now and then
+            while True:
+                os.kill(pid, 0)
+                select.poll().poll(_ASK_MS)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _prepare(job: Job) -> None:
@@ -111,7 +151,7 @@ def _prepare(job: Job) -> None:
 
 
 class _Bench:
-    """Runs tickets, each with a slot to put its items into. What it sends are items and error, one of them None."""
+    """Runs tickets, each with a slot to put its items into. What it sends are items and error, one of them None, and skips."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -137,13 +177,19 @@ class _Bench:
 
     def told(self, parcel: Parcel, error: Exception) -> Message:
         """The error in place of items; the slot goes back with it, if it may."""
-        return pack((None, capture(error)), task=parcel.task, sender=self._job.worker_id, number=self._number)
+        return pack((None, capture(error), ()), task=parcel.task, sender=self._job.worker_id, number=self._number)
 
     def _message(self, parcel: Parcel, slot: Slot | None) -> Message:
         """A function of its own, so that when it returns nothing but the user's code can still hold what it made."""
         try:
-            items = self._job.runner.run(parcel.open())
-            return pack((items, None), slot, task=parcel.task, sender=self._job.worker_id)
+            with noting() as skips:
+                items = self._job.runner.run(parcel.open())
+            try:
+                return pack((items, None, skips), slot, task=parcel.task, sender=self._job.worker_id)
+            except Exception as error:
+                if found := unpicklable(items[0] if len(items) == 1 else items, "the result"):
+                    error.add_note(f"a worker sends what it made as a pickle, which cannot take {found}")
+                raise
         except Exception as error:
             return self.told(parcel, error)
 
@@ -171,32 +217,3 @@ def keep_freed_memory() -> None:
         for parameter in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD):
             # An older glibc refuses more than the second for the first of them.
             mallopt(parameter, 2**30) or mallopt(parameter, 2**25)
-
-
-class _MainProcess:
-    """Waits that also end with the main process, for which a closed channel is no proof: other forks may hold a copy of it."""
-
-    def __init__(self, pid: int) -> None:
-        self._pid = pid
-        try:
-            self._descriptor = os.pidfd_open(pid)
-        except ProcessLookupError:
-            raise EOFError from None
-        except OSError:  # an older kernel: ask now and then
-            self._descriptor = -1
-
-    def pause(self) -> None:
-        """Waits a moment; EOFError if the main process is gone."""
-        if select.select([self._descriptor] if self._descriptor >= 0 else [], [], [], _MOMENT_S)[0]:
-            raise EOFError
-
-    def wait(self, end: socket.socket, event: int) -> None:
-        """Returns when the end is ready for select's `event`; EOFError if the main process is gone."""
-        poll = select.poll()
-        poll.register(end, event)
-        if self._descriptor >= 0:
-            poll.register(self._descriptor, select.POLLIN)
-        while not (ready := poll.poll(_ASK_MS if self._descriptor < 0 else None)):
-            os.kill(self._pid, 0)  # ProcessLookupError is an OSError, too
-        if any(descriptor == self._descriptor for descriptor, _ in ready):
-            raise EOFError

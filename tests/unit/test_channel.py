@@ -263,8 +263,8 @@ def by_slot(ends, arena, make):
 
 def lies_in(arena, tensor):
     """The number of the slot that a tensor lies in, or None."""
-    where = tensor.data_ptr() - np.frombuffer(arena._memory, np.uint8).ctypes.data
-    return where // SIZE if 0 <= where < len(arena._memory) else None
+    where = tensor.data_ptr() - np.frombuffer(arena._file.memory, np.uint8).ctypes.data
+    return where // SIZE if 0 <= where < len(arena._file.memory) else None
 
 
 def made_in(slot, count, value=1):

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import builtins
+import errno
 import hashlib
 import json
 import os
 import random
+import signal
+import subprocess
+import sys
+import textwrap
 
 import pytest
 
 from stateful_pipes import StatefulDataLoader
 from stateful_pipes.checkpoint import dumps, loads, read, write_atomically
 from stateful_pipes.errors import CheckpointFileError, StatefulPipesError
+from tests.unit.files import FAULTS, failing
 
 STATE = {"format": "x", "nodes": {"b": {"n": 1, "s": "ü\ud800\u2028"}, "a": {}}, "f": 0.1}
 
@@ -159,6 +166,90 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypat
         write_atomically(path, b"new")
     assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["state.json"]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_full_disk_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, fault):
+    """At each write, flush, fsync and replace there is; but that of the folder comes after the new file is in its place."""
+    loader = StatefulDataLoader(range(10), batch_size=2, shuffle=True, seed=1)
+    path = tmp_path / "loader.json"
+    old = loader.checkpoint(path)
+    next(iter(loader))
+    for at in range(100):
+        with failing(monkeypatch, fault, at) as failed:
+            try:
+                loader.checkpoint(path)
+            except OSError as error:
+                assert error.errno == errno.ENOSPC
+        if not failed():
+            break
+        assert os.listdir(tmp_path) == ["loader.json"]
+        if fault != "fsync" or at == 0:
+            assert path.read_bytes() == old
+    assert at > 0
+    assert read(path) == loader.state_dict()
+
+
+def test_a_limit_of_the_file_size_leaves_the_old_file(tmp_path):
+    """A full disk for real: the kernel refuses the write."""
+    script = textwrap.dedent(f"""
+        import resource, signal
+        from stateful_pipes import StatefulDataLoader
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        path = {str(tmp_path / "loader.json")!r}
+        loader = StatefulDataLoader(range(10), batch_size=2, shuffle=True, seed=1)
+        loader.checkpoint(path)
+        state = loader.state_dict()
+        next(iter(loader))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+        try:
+            loader.checkpoint(path)
+        except OSError as error:
+            print(type(error).__name__, error.errno)
+        resumed = StatefulDataLoader(range(10), batch_size=2, shuffle=True, checkpoint=path)
+        assert resumed.state_dict() == state
+    """)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == f"OSError {errno.EFBIG}\n"
+    assert os.listdir(tmp_path) == ["loader.json"]
+
+
+def test_a_read_only_folder(tmp_path, monkeypatch):
+    """As its owner root may write anywhere, the refusal is put in the way of os.open's user."""
+    path = tmp_path / "loader.json"
+    write_atomically(path, b"old")
+    opened = builtins.open
+
+    def refuse(name, mode="r", *arguments, **options):
+        if "x" in mode:
+            raise PermissionError(errno.EACCES, "Permission denied", str(name))
+        return opened(name, mode, *arguments, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(builtins, "open", refuse)
+        with pytest.raises(PermissionError, match="Permission denied"):
+            write_atomically(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["loader.json"]
+
+
+@pytest.mark.parametrize("where", ["write", "fsync", "replace"])
+def test_a_kill_while_it_is_written_leaves_the_old_file(tmp_path, where):
+    path = tmp_path / "loader.json"
+    script = textwrap.dedent(f"""
+        import builtins, os, signal
+        from stateful_pipes.checkpoint import write_atomically
+        write_atomically({str(path)!r}, b"old")
+        def kill(*_):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if {where!r} == "write":
+            write_atomically({str(path)!r}, lambda file: (file.write(b"n"), file.flush(), kill()))
+        setattr(os, {where!r}, kill)
+        write_atomically({str(path)!r}, b"new")
+    """)
+    done = subprocess.run([sys.executable, "-c", script], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert path.read_bytes() == b"old"
 
 
 def test_a_missing_folder(tmp_path):

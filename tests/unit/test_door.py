@@ -430,6 +430,8 @@ BESIDE_A_NODE = {
     "in_order": False,
     "seed": 1,
     "rng": (),
+    "max_skipped": 1,
+    "max_restarts": 1,
 }
 
 

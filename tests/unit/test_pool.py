@@ -7,6 +7,7 @@ import gc
 import itertools
 import multiprocessing
 import os
+import pickle
 import random
 import signal
 import socket
@@ -18,9 +19,11 @@ import torch
 from torch.utils.data import default_collate
 
 from stateful_pipes.errors import ConcurrentUseError, WorkerDiedError, WorkerTimeoutError
-from stateful_pipes.prefetch import memory_files
+from stateful_pipes.prefetch import memory_files, processes
+from stateful_pipes.prefetch.claims import TAKING
 from stateful_pipes.prefetch.pool import WorkerPool
 from stateful_pipes.prefetch.slots import SLOT_BYTES
+from stateful_pipes.stream import Samples
 from tests.streams import same
 
 
@@ -49,6 +52,13 @@ class Runner:
             os._exit(value)
         if what == "kill":
             os.kill(os.getpid(), value)
+        if what == "lives":
+            with self.lives.get_lock():
+                self.lives.value -= 1
+                left = self.lives.value
+            if left >= 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return ["survived"]
         if what == "wait":  # for a byte in the pipe
             os.read(value, 1)
             return ["waited"]
@@ -63,6 +73,9 @@ class Runner:
         if what == "cannot be rebuilt":
             return [default_collate([torch.ones(5000)] * 2), Unbuildable()]
         raise AssertionError(what)
+
+    def samples(self, ticket):
+        return Samples(4, [7, 8], [ticket[0], "another"])
 
 
 @pytest.fixture
@@ -79,7 +92,7 @@ def make():
     pools = []
 
     def start(num_workers=2, runner=None, method="fork", **kwargs):
-        settings = {"slots": 8, "worker_init_fn": None, "dataset": None, "seed": 7} | kwargs
+        settings = {"slots": 8, "max_restarts": 3, "worker_init_fn": None, "dataset": None, "seed": 7} | kwargs
         pools.append(
             weakref.ref(pool := WorkerPool(runner or Runner(), num_workers, multiprocessing.get_context(method), **settings))
         )
@@ -197,32 +210,150 @@ def test_an_error_comes_with_its_own_result(make):
         (("exit", 0), "ended with exit code 0", ""),
         (("kill", signal.SIGKILL), "was killed by SIGKILL", "out of memory"),
         (("kill", signal.SIGTERM), "was killed by SIGTERM", ""),
+        (("kill", signal.SIGSEGV), "was killed by SIGSEGV", ""),
+        (("kill", signal.SIGRTMIN + 1), "was killed by signal", ""),
     ],
 )
-def test_a_dead_worker_is_noticed(make, ticket, words, remedy):
-    pool = make(2)
+def test_a_task_whose_workers_die_is_given_up(make, ticket, words, remedy, caplog):
+    pool = make(2, max_restarts=2)
     with pytest.raises(WorkerDiedError, match=rf"worker [01] \(pid \d+\) {words}") as caught:
         pool.result(pool.submit(ticket))
-    assert remedy in caught.value.remedy
-    assert pool.is_broken
+    error = caught.value
+    assert remedy in error.remedy
+    assert error.exit_code == (-ticket[1] if ticket[0] == "kill" else ticket[1])
+    assert (error.epoch, error.positions, error.indices) == (4, (7, 8), (ticket[0], "another"))
+    assert "epoch 4, positions 7, 8 (indices" in str(error)
+    assert same(vars(pickle.loads(pickle.dumps(error))), vars(error))
+    assert pool.restarts == 3
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * 3
+    assert not pool.is_broken
+    assert pool.result(pool.submit(("square", 3))) == [9]
+    assert taken(pool) == set()
     pool.close()
     assert children() == []
 
 
-def test_what_was_done_before_a_death_is_not_lost(make):
-    pool = make(1)
-    good, bad = pool.submit(("square", 3)), pool.submit(("exit", 1))
+def test_with_no_restart_allowed_the_first_death_is_the_last(make):
+    pool = make(1, max_restarts=0)
+    bad, good = pool.submit(("exit", 1)), pool.submit(("square", 3))
     with pytest.raises(WorkerDiedError):
         pool.result(bad)
     assert pool.result(good) == [9]
+    assert pool.restarts == 1
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_what_a_dead_worker_had_in_hand_is_run_again(make, method):
+    pool = make(2, method=method)
+    warm = [pool.submit(("square", value)) for value in range(4)]
+    assert [pool.result(task) for task in warm] == [[value * value] for value in range(4)]
+    tasks = [pool.submit(("square", value)) for value in range(30)]
+    for child in children():
+        os.kill(child.pid, signal.SIGKILL)
+    assert [pool.result(task) for task in tasks] == [[value * value] for value in range(30)]
+    assert 1 <= pool.restarts <= 2  # one may not be missed before the last result is there
+    assert taken(pool) == set()
+
+
+def test_a_task_may_kill_as_many_workers_as_there_may_be_restarts(make):
+    runner = Runner()
+    runner.lives = multiprocessing.Value("i", 3)
+    pool = make(2, runner, max_restarts=3)
+    task, other = pool.submit(("lives", None)), pool.submit(("square", 5))
+    assert pool.result(task) == ["survived"]
+    assert pool.result(other) == [25]
+    assert pool.restarts == 3
+
+
+def test_workers_killed_at_any_moment_change_nothing_and_lose_no_slot(make):
+    pool = make(3, slots=12)
+    draw = random.Random(1)
+    kills = 0
+    held = []
+    for turn in range(150):
+        tasks = [pool.submit(("collate", value)) for value in range(draw.randint(1, 8))]
+        if draw.random() < 0.5:
+            os.kill(draw.choice(children()).pid, draw.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGUSR1]))
+            kills += 1
+        if draw.random() < 0.2:
+            pool.forget()
+            continue
+        for value, task in enumerate(tasks):
+            found = pool.result(task)
+            assert same(found, [torch.full((2, 5000), value)]), turn
+            held = [*held[-3:], found]
+    finish(pool)
+    assert 0 < pool.restarts <= kills
+    del held, found
+    assert sorted(pool._arena._shelf.free) == list(range(12))
+
+
+def test_the_task_that_was_forgotten_with_its_dead_worker_is_not_run_again(make, pipe):
+    pool = make(1)
+    pool.submit(("wait", pipe[0]))
+    pool.submit(("square", 2))
+    pool.forget()
+    (worker,) = children()
+    os.kill(worker.pid, signal.SIGKILL)
+    assert pool.result(pool.submit(("square", 3))) == [9]
+    assert pool.outstanding == 0
+    assert taken(pool) == set()
+
+
+def test_a_worker_that_ends_before_it_can_do_anything_is_not_replaced_for_ever(make):
+    pool = make(1, worker_init_fn=lambda _: os._exit(0))
+    with pytest.raises(WorkerDiedError, match="exit code 0"):
+        pool.result(pool.submit(("square", 2)))
+    assert pool.is_broken
+    assert pool.restarts == 0
+
+
+def test_workers_that_are_killed_as_they_start_are_replaced_a_few_times(make):
+    pool = make(1, worker_init_fn=lambda _: os.kill(os.getpid(), signal.SIGKILL))
+    with pytest.raises(WorkerDiedError, match="SIGKILL"):
+        pool.result(pool.submit(("square", 2)))
+    assert pool.restarts == 3
+
+
+def test_a_worker_that_stands_still_between_taking_and_telling_is_killed(make, monkeypatch):
+    """It may have the task or not: only when it is dead that is certain."""
+    monkeypatch.setattr(processes, "_TAKING_S", 0.01)
+    pool = make(2)
+    assert pool.result(pool.submit(("square", 1))) == [1]
+    one, other = children()
+    os.kill(one.pid, signal.SIGSTOP)
+    os.kill(other.pid, signal.SIGSTOP)
+    tasks = [pool.submit(("square", value)) for value in range(5)]
+    pool._claims.write(int(one.name[-1]), TAKING)
+    os.kill(other.pid, signal.SIGKILL)
+    assert [pool.result(task) for task in tasks] == [[value * value] for value in range(5)]
+    assert pool.restarts == 2
+
+
+def test_a_stopped_worker_alone_is_not_replaced_before_the_timeout_and_named_then(make):
+    pool = make(1)
+    assert pool.result(pool.submit(("square", 1))) == [1]
+    os.kill(children()[0].pid, signal.SIGSTOP)
+    task = pool.submit(("square", 2))
+    with pytest.raises(WorkerTimeoutError, match=r"worker 0 \(pid \d+\) .* and is stopped"):
+        pool.result(task, timeout=0.01)
+    assert pool.is_broken
+
+
+def test_in_a_daemonic_process_it_is_refused_with_a_remedy(make, monkeypatch):
+    monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)
+    with pytest.raises(RuntimeError, match="num_workers=0"):
+        make(1)
+    gc.collect()
 
 
 def test_timeout(make, pipe):
     pool = make(1)
     assert pool.result(pool.submit(("square", 3)), timeout=60) == [9]
     task = pool.submit(("wait", pipe[0]))
-    with pytest.raises(WorkerTimeoutError, match=f"task {task}") as caught:
-        pool.result(task, timeout=0.01)
+    doing = r"worker 0 \(pid \d+\) is busy with epoch 4, positions 7, 8 .* for 0\.\d s"
+    with pytest.raises(WorkerTimeoutError, match=doing) as caught:
+        pool.result(task, timeout=0.05)
     assert "timeout" in caught.value.remedy
     assert pool.is_broken
     pool.close()
@@ -323,7 +454,7 @@ def test_a_worker_that_cannot_be_started_by_spawn_is_refused_at_once(make):
 def test_closing_while_another_thread_reaps_a_worker(make):
     """A thread that waits for a result sees the worker end, too; whoever comes second is told that there is no such child."""
     pool = make(1)
-    (process,) = pool._processes
+    (process,) = pool._processes._processes
     os.kill(process.pid, signal.SIGKILL)
     os.waitpid(process.pid, 0)
     pool.close()
@@ -336,8 +467,8 @@ def taken(pool):
 
 
 def lies_in_a_slot(pool, tensor):
-    start = torch.frombuffer(pool._arena._memory, dtype=torch.uint8).data_ptr()
-    return start <= tensor.data_ptr() < start + len(pool._arena._memory)
+    start = torch.frombuffer(pool._arena._file.memory, dtype=torch.uint8).data_ptr()
+    return start <= tensor.data_ptr() < start + len(pool._arena._file.memory)
 
 
 def finish(pool):
@@ -349,7 +480,7 @@ def finish(pool):
 def test_the_slots_are_as_many_as_was_said(make):
     pool = make(slots=8)
     assert sorted(pool._arena._shelf.free) == list(range(8))
-    assert len(pool._arena._memory) == 8 * SLOT_BYTES
+    assert len(pool._arena._file.memory) == 8 * SLOT_BYTES
 
 
 def test_while_the_caller_holds_more_than_there_are_slots_each_has_memory_of_its_own(make):
@@ -461,7 +592,7 @@ def test_a_closed_pool_keeps_the_memory_of_held_batches_only(make):
     tasks = [pool.submit(("collate", value)) for value in range(4)]
     held = pool.result(tasks[0])
     pool.result(tasks[3])  # dropped; the two between have been made, and are not asked for
-    descriptor = os.dup(pool._arena._descriptor)
+    descriptor = os.dup(pool._arena._file.descriptor)
     assert os.fstat(descriptor).st_blocks * 512 > 3 * held[0].nbytes
     pool.close()
     assert os.fstat(descriptor).st_blocks * 512 < 2 * held[0].nbytes
@@ -508,12 +639,15 @@ def test_too_many_descriptors_under_way_are_waited_for(make, monkeypatch):
     assert not refusals
 
 
+LINES = {"submit", "put", "flush", "send", "forget", "take_back", "drop"}
+
+
 def interrupted(at, call):
-    """Calls it, with a KeyboardInterrupt at one line of submit, _flush, send or forget; whether it came to that line."""
+    """Calls it, with a KeyboardInterrupt at one line of these functions; returns whether it came to that line."""
     lines = itertools.count()
 
     def trace(frame, event, _):
-        if frame.f_code.co_name not in ("submit", "_flush", "send", "forget") or "stateful_pipes" not in frame.f_code.co_filename:
+        if frame.f_code.co_name not in LINES or "stateful_pipes" not in frame.f_code.co_filename:
             return None
         if event == "line" and next(lines) == at:
             raise KeyboardInterrupt

@@ -13,7 +13,7 @@ import torch
 
 from stateful_pipes import errors
 from stateful_pipes.errors import Difference, StateMismatchError
-from stateful_pipes.prefetch.remote_error import RemoteError, capture, restore
+from stateful_pipes.remote_error import RemoteError, capture, restore
 
 
 class TwoArguments(Exception):
@@ -181,6 +181,37 @@ def test_groups():
     assert type(simple) is ExceptionGroup
     assert [repr(one) for one in simple.exceptions] == ["ValueError(1)", "KeyError('x')"]
     assert simple.subgroup(KeyError).exceptions[0].args == ("x",)
+
+
+class Labelled(ExceptionGroup):
+    """A group of a class of its own, with an attribute."""
+
+    def __new__(cls, message, errors, label):
+        group = super().__new__(cls, message, errors)
+        group.label = label
+        return group
+
+
+def test_a_group_of_errors_that_cannot_be_pickled_as_they_are():
+    inner = ExceptionGroup("inner", [Unpicklable("a"), RefusesToBeBuilt(1, 2)])
+    inner.add_note("note of the inner one")
+    group = restore(pickle.loads(pickle.dumps(capture(ExceptionGroup("outer", [TwoArguments("x", 3), inner])))))
+    assert type(group) is ExceptionGroup
+    assert group.message == "outer"
+    two, found = group.exceptions
+    assert (type(two), two.path, two.line) == (TwoArguments, "x", 3)
+    assert (type(found), found.message, found.__notes__) == (ExceptionGroup, "inner", ["note of the inner one"])
+    assert (type(found.exceptions[0]), found.exceptions[0].text) == (Unpicklable, "a")
+    assert type(found.exceptions[1]) is RuntimeError
+    assert "RefusesToBeBuilt" in str(found.exceptions[1])
+
+
+def test_a_group_whose_class_cannot_be_built_is_still_a_group():
+    group = restore(capture(Labelled("outer", [ValueError(1)], "label")))
+    assert isinstance(group, ExceptionGroup)
+    assert [repr(error) for error in group.exceptions] == ["ValueError(1)"]
+    ending = restore(capture(BaseExceptionGroup("outer", [KeyboardInterrupt(), ValueError(1)])))
+    assert type(ending) is BaseExceptionGroup
 
 
 def test_notes_stay_in_order():

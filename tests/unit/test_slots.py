@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from stateful_pipes.prefetch import slots
+from stateful_pipes.prefetch.memory_files import MemoryFile
 from stateful_pipes.prefetch.slots import SMALL_BYTES, Arena
 
 SIZE = 64 * 1024
@@ -35,12 +36,14 @@ def slot(arena):
 def twin(arena):
     """The arena as another process has it: the same memory, and no part in what is borrowed."""
     other = Arena.__new__(Arena)
-    other.__setstate__((SimpleNamespace(detach=lambda: os.dup(arena._descriptor)), len(arena._memory)))
+    file = MemoryFile.__new__(MemoryFile)
+    file.__setstate__((SimpleNamespace(detach=lambda: os.dup(arena._file.descriptor)), len(arena._file.memory)))
+    other.__setstate__(file)
     return other
 
 
 def look(arena, number):
-    return arena._memory[number * slots.SLOT_BYTES : (number + 1) * slots.SLOT_BYTES]
+    return arena._file.memory[number * slots.SLOT_BYTES : (number + 1) * slots.SLOT_BYTES]
 
 
 def taken(arena, count=3):
@@ -133,9 +136,9 @@ class TestMemory:
     def test_a_slot_costs_what_was_written_to_it(self):
         arena = Arena(8)
         assert len(look(arena, 7)) == slots.SLOT_BYTES
-        assert resident(arena._descriptor) == 0
+        assert resident(arena._file.descriptor) == 0
         look(arena, 7)[:100_000] = b"x" * 100_000
-        assert 100_000 <= resident(arena._descriptor) < 300_000
+        assert 100_000 <= resident(arena._file.descriptor) < 300_000
         arena.close()
 
     def test_nothing_is_in_dev_shm(self):
@@ -183,7 +186,7 @@ class TestMemory:
     def test_after_closing_a_held_batch_keeps_its_own_memory_only(self):
         """One small tensor kept from a closed loader must not keep what all slots have grown to."""
         arena = Arena(3)
-        descriptor = os.dup(arena._descriptor)
+        descriptor = os.dup(arena._file.descriptor)
         for number in range(3):
             look(arena, number)[: 2**20] = b"x" * 2**20
         one, other, _ = (arena.view(arena.borrow())[:10] for _ in range(3))

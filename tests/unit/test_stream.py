@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dis
+import itertools
+import sys
 import threading
 from array import array
 from contextlib import nullcontext
@@ -10,6 +13,7 @@ import pytest
 
 from stateful_pipes import positions_of
 from stateful_pipes.errors import ConcurrentUseError, IteratorInvalidError, LoaderFailedError
+from stateful_pipes.skips import admitted
 from stateful_pipes.stream import Pulled, Stream, pull_one
 
 
@@ -22,6 +26,7 @@ class Counting:
         self.at = (0, 0)
         self.ran = []
         self.during_run = lambda: None
+        self.budget = 0
 
     def _fault(self, what, at):
         error = self.faults.pop((what, *at), None)
@@ -54,6 +59,9 @@ class Counting:
 
     def scope(self):
         return nullcontext()
+
+    def admit(self, skips):
+        return admitted(skips, {"mapper": self.budget}, {})
 
 
 def rest(stream, node, epoch=None):
@@ -263,6 +271,60 @@ def test_an_interrupt_loses_no_item(what, at):
             interrupts += 1
     assert found == [(epoch, position) for epoch in range(2) for position in range(3)]
     assert interrupts == 1
+
+
+# After these instructions CPython looks whether a signal has come.
+LOOKS = {"RESUME", "CALL", "CALL_KW", "CALL_FUNCTION_EX", "JUMP_BACKWARD"}
+
+
+class InterruptedOnce:
+    """Raises KeyboardInterrupt in a function of stateful_pipes.stream, at the n-th place where a signal's handler may run."""
+
+    def __init__(self, at):
+        self.left = at
+        self.came = False
+        self.before = {}
+
+    def __call__(self, frame, event, _):
+        if not frame.f_code.co_filename.endswith("stateful_pipes/stream.py"):
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode" and not self.came:
+            before = self.before.get(frame)
+            self.before[frame] = dis.opname[frame.f_code.co_code[frame.f_lasti]]
+            if before in LOOKS:
+                self.left -= 1
+                if self.left < 0:
+                    self.came = True
+                    raise KeyboardInterrupt
+        return self
+
+
+def test_ctrl_c_at_any_moment_loses_no_item_and_repeats_none():
+    """Not even between the commit and the caller's loop, which has each item that counts as consumed."""
+    for at in itertools.count():
+        node, stream = Counting(), Stream()
+        found, trace = [], InterruptedOnce(at)
+
+        def items(stream=stream, node=node):
+            return iter(lambda: stream.take(node, 0, stream.generation), None)
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            for item in items():
+                found.append(item)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(before)
+        assert stream.committed(node)[1] % 3 == len(found) % 3, at
+        stream.close(node)  # which also frees a lock that was interrupted
+        found += rest(stream, node, epoch=0)
+        assert found == [(0, 0), (0, 1), (0, 2)], at
+        if not trace.came:
+            break
+    assert at > 20
 
 
 def test_a_leaked_stop_iteration_is_an_error():

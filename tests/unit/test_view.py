@@ -122,10 +122,10 @@ def test_position():
 
 def test_stats():
     loader = StatefulDataLoader(DATASET, batch_size=2)
-    assert loader.stats() == {"delivered": 0, "prefetched": 0, "workers": 0}
+    assert loader.stats() == {"delivered": 0, "prefetched": 0, "workers": 0, "restarts": 0, "skipped": 0}
     list(loader)
     next(iter(loader))
-    assert loader.stats() == {"delivered": 4, "prefetched": 0, "workers": 0}
+    assert loader.stats() == {"delivered": 4, "prefetched": 0, "workers": 0, "restarts": 0, "skipped": 0}
     with StatefulDataLoader(DATASET, batch_size=2, num_workers=2, multiprocessing_context="fork") as pooled:
         next(iter(pooled))
         stats = pooled.stats()

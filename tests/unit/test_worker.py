@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import multiprocessing
 import os
 import random
 import signal
@@ -20,9 +21,10 @@ from torch.utils.data import default_collate, get_worker_info
 
 from stateful_pipes.prefetch import worker
 from stateful_pipes.prefetch.channel import open_channel, pack, receive, send
-from stateful_pipes.prefetch.remote_error import restore
+from stateful_pipes.prefetch.claims import TAKING, Claims
 from stateful_pipes.prefetch.slots import Arena
 from stateful_pipes.prefetch.worker import STARTED, Job, work
+from stateful_pipes.remote_error import restore
 from stateful_pipes.rng import WORKER, derive
 from tests.streams import generator_states, same
 from tests.unit.test_slots import taken, twin
@@ -64,19 +66,20 @@ Result = namedtuple("Result", ["task", "worker_id", "items", "error"])
 
 
 def opened(parcel, arena=None):
-    return Result(parcel.task, parcel.sender, *parcel.open(arena))
+    items, error, skips = parcel.open(arena)
+    assert not skips
+    return Result(parcel.task, parcel.sender, items, error)
 
 
-def answers(tickets, *, main_pid=None, init=None, worker_id=1, arena=None, runner=None):
+def answers(tickets, *, init=None, worker_id=1, arena=None, runner=None):
     """What a worker sends for these tickets until its channel is shut down. Of an arena, each ticket gets a slot."""
     tasks, worker_tasks = open_channel()
     results, worker_results = open_channel()
     for task, ticket in enumerate(tickets):
         send(tasks, pack(ticket, task=task, number=arena.borrow() if arena else -1))
     tasks.close()  # after the tickets, the worker reads the end
-    main_pid = os.getpid() if main_pid is None else main_pid
     own = twin(arena) if arena else Arena(0)
-    job = Job(runner or Squares(), own, worker_id, 3, "the dataset", 7, init, main_pid)
+    job = Job(runner or Squares(), own, Claims(3), 3, "the dataset", 7, init, os.getpid(), worker_id)
     with worker_tasks, results:
         with worker_results:
             work(job, worker_tasks, worker_results)
@@ -92,6 +95,22 @@ def answers(tickets, *, main_pid=None, init=None, worker_id=1, arena=None, runne
 class TestWork:
     def test_each_ticket_is_answered_until_the_channel_ends(self):
         assert answers([2, 3]) == [(0, 1, [4], None), (1, 1, [9], None)]
+
+    def test_it_says_what_it_has_in_hand(self, monkeypatch):
+        claims, seen = Claims(3), []
+        monkeypatch.setattr(sys.modules[__name__], "Claims", lambda workers: claims)
+
+        class Looking(Squares):
+            def run(self, ticket):
+                seen.append([claims.read(worker_id).task for worker_id in range(3)])
+                return super().run(ticket)
+
+        def ready(worker_id):
+            seen.append([claims.read(worker_id).task for worker_id in range(3)])
+
+        answers([2, 3], runner=Looking(), init=ready)
+        assert seen == [[0, 0, 0], [0, 0, 0], [0, 1, 0]]
+        assert claims.read(1).task == TAKING
 
     def test_worker_info_and_threads(self):
         (result,) = answers(["info"])
@@ -133,11 +152,6 @@ class TestWork:
         assert good.items == [9]
         assert "pickle" in str(restore(failed.error))
 
-    def test_without_the_main_process_it_ends(self):
-        gone = subprocess.Popen([sys.executable, "-c", ""])
-        gone.wait()
-        assert answers([2], main_pid=gone.pid) == []
-
     def test_interrupts_are_left_to_the_main_process(self):
         handlers = []
         answers([], init=lambda worker_id: handlers.append(signal.getsignal(signal.SIGINT)))
@@ -159,7 +173,7 @@ class TestWork:
         for task, ticket in enumerate([2, 3, 4]):
             send(tasks, pack(ticket, task=task))
         tasks.close()
-        work(Job(Rival(), Arena(0), 0, 2, None, 7, None, os.getpid()), worker_tasks, worker_results)
+        work(Job(Rival(), Arena(0), Claims(2), 2, None, 7, None, os.getpid(), 0), worker_tasks, worker_results)
         worker_results.close()
         assert [(parcel.task, parcel.open()) for parcel in taken] == [(1, 3)]
         assert [opened(receive(results)).items for _ in range(2)] == [[4], [16]]
@@ -183,6 +197,38 @@ class Batches:
 
 def batch_of(ticket):
     return torch.stack([torch.full((2000,), float(ticket)), torch.full((2000,), ticket + 0.5)])
+
+
+class Endless(Squares):
+    def run(self, ticket):
+        while True:
+            pass
+
+
+@pytest.mark.parametrize("has_pidfd", [True, False])
+@pytest.mark.parametrize("moment", ["before the start", "while it computes"])
+def test_it_ends_with_the_main_process_whatever_it_does(monkeypatch, has_pidfd, moment):
+    if not has_pidfd:
+        monkeypatch.setattr(os, "pidfd_open", lambda pid: os.open("/no such file", os.O_RDONLY))  # as where there is none
+        monkeypatch.setattr(worker, "_ASK_MS", 1)
+    main = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    if moment == "before the start":
+        main.communicate(b"\n")
+    tasks, worker_tasks = open_channel()
+    results, worker_results = open_channel()
+    send(tasks, pack(None, task=5))
+    claims = Claims(1)
+    job = Job(Endless(), Arena(0), claims, 1, None, 7, None, main.pid, 0)
+    process = multiprocessing.get_context("fork").Process(target=worker.start, args=(job, worker_tasks, worker_results))
+    process.start()
+    if moment == "while it computes":
+        while claims.read(0).task != 5:
+            assert process.is_alive()
+        main.communicate(b"\n")
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
+    for end in (tasks, worker_tasks, results, worker_results):
+        end.close()
 
 
 @pytest.mark.usefixtures("this_process_as_a_worker")

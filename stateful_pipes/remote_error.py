@@ -17,12 +17,14 @@ class RemoteError(NamedTuple):
         shown: Type and text.
         trace: The worker's traceback, causes included.
         notes: The exception's notes.
+        parts: Those of a group, which is then (class, message, attributes) in `pickled`.
     """
 
     pickled: bytes
     shown: str
     trace: str
     notes: tuple[str, ...]
+    parts: tuple[RemoteError, ...] = ()
 
 
 class WorkerTraceback(Exception):
@@ -38,6 +40,9 @@ def capture(error: BaseException) -> RemoteError:
     shown = "".join(traceback.format_exception_only(type(error), error)).strip()
     attributes = {key: value for key, value in error.__dict__.items() if key != "__notes__"}
     notes = tuple(map(str, getattr(error, "__notes__", ())))
+    if isinstance(error, BaseExceptionGroup):
+        parts = tuple(map(capture, error.exceptions))
+        return RemoteError(_dumps((type(error), error.message, _picklable(attributes))), shown, trace, notes, parts)
     # First pickle's own way, since Python's errors keep fields outside of args and attributes.
     for form in (error, (type(error), error.args, attributes), (type(error), error.args, _picklable(attributes))):
         try:
@@ -53,14 +58,20 @@ def capture(error: BaseException) -> RemoteError:
 
 def restore(remote: RemoteError) -> BaseException:
     """The exception again: its own type, arguments, attributes and notes; RuntimeError where that cannot be."""
+    error = _restored(remote)
+    error.__cause__ = WorkerTraceback(remote.trace)
+    return error
+
+
+def _restored(remote: RemoteError) -> BaseException:
+    parts = list(map(_restored, remote.parts))
     try:
-        error = _rebuild(remote.pickled) if remote.pickled else RuntimeError(remote.shown)
+        error = _regroup(remote.pickled, parts) if parts else _rebuild(remote.pickled)
     except Exception:
-        error = RuntimeError(remote.shown)
+        error = BaseExceptionGroup(remote.shown, parts) if parts else RuntimeError(remote.shown)
     error.__dict__.pop("__notes__", None)
     for note in remote.notes:
         error.add_note(note)
-    error.__cause__ = WorkerTraceback(remote.trace)
     return error
 
 
@@ -81,6 +92,20 @@ def _rebuild(pickled: bytes) -> BaseException:
     error.args = args
     error.__dict__.update(attributes)
     return error
+
+
+def _regroup(pickled: bytes, parts: list[BaseException]) -> BaseException:
+    kind, message, attributes = pickle.loads(pickled)
+    error: BaseException = kind.__new__(kind, message, parts)
+    error.__dict__.update(attributes)
+    return error
+
+
+def _dumps(value: object) -> bytes:
+    try:
+        return pickle.dumps(value)
+    except Exception:  # a class that is local
+        return b""
 
 
 def _picklable(attributes: dict[str, Any]) -> dict[str, Any]:

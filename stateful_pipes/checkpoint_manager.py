@@ -1,0 +1,222 @@
+"""A whole training's checkpoints in one folder: written now and then, the newest valid one read back."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
+from os import PathLike
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, BinaryIO, Final, NamedTuple, Self
+
+import torch
+
+from stateful_pipes.checkpoint import write_atomically
+from stateful_pipes.errors import CheckpointFileError
+from stateful_pipes.integers import as_integer
+
+__all__ = ["Checkpoint", "CheckpointManager"]
+
+logger = logging.getLogger("stateful_pipes")
+
+_SEAL: Final = b"\nstateful_pipes sha256 "
+_SEAL_BYTES: Final = len(_SEAL) + 64
+_NAME: Final = re.compile(r"checkpoint-(\d{12,})\.pt")
+# What a save leaves that is killed.
+_LEFTOVER: Final = re.compile(rf"\.{_NAME.pattern}\.[0-9a-f]{{16}}")
+_CHUNK: Final = 2**20
+
+
+class Checkpoint(NamedTuple):
+    """What `CheckpointManager.restore` found.
+
+    Attributes:
+        step: The step after which it was saved.
+        state: What was saved.
+    """
+
+    step: int
+    state: Any
+
+
+class CheckpointManager:
+    """Saves a training's state every so often, keeps the newest few, and finds the newest valid one after a crash.
+
+    Each is a file `checkpoint-<step>.pt` of `torch.save`, which `torch.load` reads as well, sealed with a SHA-256 and
+    written atomically: a crash at any moment, or a full disk, leaves the ones before untouched. As a context manager it
+    also answers SIGTERM, which clusters send before they take a machine away: the step under way is finished, its
+    state saved, then the program ends. Under torch.distributed one rank saves; all may restore.
+
+    Args:
+        folder: Made if it is missing. Nothing else should write to files of these names.
+        every: How many steps, or how much time, between two checkpoints.
+        keep: How many of the newest stay.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     manager = CheckpointManager(folder, every=100, keep=2)
+    ...     for step in range(1, 451):
+    ...         _ = manager.save_if_due(step, lambda: {"weights": torch.zeros(2), "step": step})
+    ...     manager.steps(), manager.restore().step
+    ([300, 400], 400)
+    """
+
+    def __init__(self, folder: str | PathLike[str], *, every: int | timedelta, keep: int = 3) -> None:
+        if isinstance(every, timedelta):
+            if every <= timedelta(0):
+                raise ValueError(f"every must be longer than nothing, got {every}")
+            self.every: int | timedelta = every
+        else:
+            self.every = as_integer("every", every, 1)
+        self.keep = as_integer("keep", keep, 1)
+        self.folder = Path(folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.is_terminated = False
+        self._last_step = 0
+        self._last_time = time.monotonic()
+        self._handler: Any = None
+
+    def steps(self) -> list[int]:
+        """Of which steps there are checkpoints, valid or not, oldest first."""
+        return sorted(int(found[1]) for name in os.listdir(self.folder) if (found := _NAME.fullmatch(name)))
+
+    def save(self, step: int, state: Mapping[str, Any]) -> Path:
+        """Saves the state after `step` steps and removes older checkpoints but the newest `keep`; returns the path.
+
+        Args:
+            step: From 0.
+            state: What `torch.load(weights_only=True)` takes: tensors, numbers, strings and containers of them, such as
+                the `state_dict()` of models, optimizers and loaders.
+
+        Raises:
+            OSError: it could not be written; what was there before still is.
+        """
+        path = self._path(as_integer("step", step, 0))
+        write_atomically(path, lambda file: _write_sealed(file, state))
+        self._last_step, self._last_time = step, time.monotonic()
+        old = [self._path(one) for one in self.steps() if one <= step][: -self.keep]
+        left = [self.folder / name for name in os.listdir(self.folder) if _LEFTOVER.fullmatch(name)]
+        for one in old + left:
+            one.unlink(missing_ok=True)
+        return path
+
+    def save_if_due(self, step: int, make_state: Callable[[], Mapping[str, Any]]) -> bool:
+        """To be called after each step; saves `make_state()` if it is time or SIGTERM has come, and returns whether it did.
+
+        Raises:
+            SystemExit: with 143 after SIGTERM, once the state is saved; or a handler that was there before is called.
+            OSError: as `save`.
+        """
+        if isinstance(self.every, int):
+            is_due = step - self._last_step >= self.every
+        else:
+            is_due = time.monotonic() - self._last_time >= self.every.total_seconds()
+        is_due = is_due or self.is_terminated
+        if is_due:
+            self.save(step, make_state())
+        if self.is_terminated:
+            self.is_terminated = False
+            if callable(self._handler):
+                self._handler(signal.SIGTERM, None)
+            else:
+                raise SystemExit(128 + signal.SIGTERM)
+        return is_due
+
+    def restore(self, **load: Any) -> Checkpoint | None:
+        """The newest valid checkpoint; None if there is none at all. Each damaged one that it passes over is logged.
+
+        Args:
+            load: For `torch.load`, such as `map_location`; `weights_only` is always True, so no code in a file is run.
+
+        Raises:
+            CheckpointFileError: there are checkpoints, and none is valid: starting anew is not for this method to decide.
+        """
+        steps = self.steps()
+        for step in reversed(steps):
+            try:
+                state = _read_sealed(self._path(step), load)
+            except CheckpointFileError as error:
+                logger.warning("%s is passed over: %s", self._path(step), error)
+                continue
+            self._last_step, self._last_time = step, time.monotonic()
+            return Checkpoint(step, state)
+        if steps:
+            raise CheckpointFileError(
+                f"none of the {len(steps)} in {self.folder}", remedy="Remove them to start anew, or look at what damages them"
+            )
+        return None
+
+    def __enter__(self) -> Self:
+        self._handler = signal.signal(signal.SIGTERM, self._terminate)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        signal.signal(signal.SIGTERM, self._handler)
+
+    def _terminate(self, number: int, frame: FrameType | None) -> None:
+        self.is_terminated = True
+
+    def _path(self, step: int) -> Path:
+        return self.folder / f"checkpoint-{step:012d}.pt"
+
+
+class _Sealing:
+    """A file that hashes what is written to it."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.digest = hashlib.sha256()
+        self.error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        self.digest.update(data)
+        try:
+            return self._file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
+def _write_sealed(file: BinaryIO, state: Mapping[str, Any]) -> None:
+    sealing = _Sealing(file)
+    try:
+        torch.save(state, sealing)  # type: ignore[arg-type]  # it needs no more than this
+    except RuntimeError:
+        if sealing.error is not None:  # which torch has met with an error of its own
+            raise sealing.error from None
+        raise
+    file.write(_SEAL + sealing.digest.hexdigest().encode())
+
+
+def _read_sealed(path: Path, load: Mapping[str, Any]) -> Any:
+    remedy = "Go back to an older checkpoint"
+    try:
+        size = path.stat().st_size - _SEAL_BYTES
+        digest = hashlib.sha256()
+        with open(path, "rb") as file:
+            for chunk in _chunks(file, size):
+                digest.update(chunk)
+            seal = file.read()
+    except OSError as error:
+        raise CheckpointFileError(f"it cannot be read: {error}", remedy=remedy) from error
+    if seal != _SEAL + digest.hexdigest().encode():
+        raise CheckpointFileError("the checksum does not fit the content", remedy=remedy)
+    try:
+        return torch.load(path, **{**load, "weights_only": True})
+    except Exception as error:
+        raise CheckpointFileError(f"torch.load refuses it: {error}", remedy=remedy) from error
+
+
+def _chunks(file: BinaryIO, size: int) -> Iterator[bytes]:
+    while size > 0 and (chunk := file.read(min(size, _CHUNK))):
+        size -= len(chunk)
+        yield chunk

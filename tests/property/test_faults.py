@@ -1,0 +1,173 @@
+"""Faults between any two steps: what is consumed is still the next of the one true stream, or an error that says why not."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from stateful_pipes import StatefulDataLoader
+from stateful_pipes.errors import LoaderFailedError, WorkerDiedError, WorkerTimeoutError
+from tests.streams import disturb, same
+
+LENGTH, BATCH, EPOCHS = 23, 4, 12
+FINE, RAISES, EXITS, DIES_ONCE = range(4)
+
+
+class Faulty:
+    """Sample i draws, after doing what the flag says that all processes share."""
+
+    def __init__(self):
+        self.flags = multiprocessing.RawArray("b", LENGTH)
+
+    def __len__(self):
+        return LENGTH
+
+    def __getitem__(self, index):
+        flag = self.flags[index]
+        if flag == RAISES:
+            raise ValueError(f"sample {index}")
+        if flag == EXITS:
+            os._exit(0)
+        if flag == DIES_ONCE:
+            self.flags[index] = FINE
+            os.kill(os.getpid(), signal.SIGKILL)
+        return index, torch.rand(1100)
+
+
+def loader_of(workers, **kwargs):
+    return StatefulDataLoader(Faulty(), BATCH, True, num_workers=workers, seed=5, **kwargs)
+
+
+_whole = loader_of(0)
+TRUTH = [batch for _ in range(EPOCHS) for batch in _whole]
+EPOCH = len(TRUTH) // EPOCHS
+
+
+class FaultMachine(RuleBasedStateMachine):
+    """A loader, a cursor into its one true stream, and faults."""
+
+    @initialize(workers=st.integers(1, 3), prefetch_factor=st.integers(1, 3))
+    def start(self, workers, prefetch_factor):
+        self.loader = loader_of(workers, prefetch_factor=prefetch_factor, multiprocessing_context="fork", max_restarts=1)
+        self.at = 0
+        self.failed = False
+        self.kills = 0
+        self.states = [(json.dumps(self.loader.state_dict()), 0)]
+
+    def teardown(self):
+        if hasattr(self, "loader"):
+            self.loader.close()
+
+    @property
+    def flags(self):
+        return self.loader.dataset.flags
+
+    def workers(self):
+        mine = multiprocessing.active_children()
+        return sorted((child for child in mine if child.name.startswith("stateful_pipes")), key=lambda child: child.name)
+
+    def excuses(self):
+        """The flags of the samples in the batch whose turn it is."""
+        return {self.flags[index] for index in TRUTH[self.at][0].tolist()}
+
+    @precondition(lambda self: self.at < len(TRUTH) - 8)
+    @rule(most=st.integers(1, 4))
+    def read(self, most):
+        for _ in range(most):
+            disturb()
+            if self.failed:
+                with pytest.raises(LoaderFailedError):
+                    iter(self.loader)
+                return
+            try:
+                batch = next(iter(self.loader))
+            except ValueError as error:
+                assert RAISES in self.excuses()
+                assert "sample" in str(error)
+                self.failed = True
+            except WorkerDiedError as error:
+                assert EXITS in self.excuses() or self.kills or DIES_ONCE in self.excuses()
+                assert set(error.indices) <= set(TRUTH[self.at][0].tolist())
+                self.failed = True
+            else:
+                assert same(batch, TRUTH[self.at])
+                self.at += 1
+            epoch, done = divmod(self.at, EPOCH)
+            assert self.loader.position == (epoch, min(done * BATCH, LENGTH))
+
+    @rule(index=st.integers(0, LENGTH - 1), flag=st.sampled_from([RAISES, EXITS, DIES_ONCE]))
+    def spoil(self, index, flag):
+        self.flags[index] = flag
+        self.kills += flag != RAISES
+
+    @rule()
+    def mend(self):
+        for index in range(LENGTH):
+            self.flags[index] = FINE
+
+    @rule(which=st.integers(0, 2), number=st.sampled_from([signal.SIGKILL, signal.SIGTERM, signal.SIGUSR1]))
+    def kill(self, which, number):
+        workers = self.workers()
+        if workers:
+            os.kill(workers[which % len(workers)].pid, number)
+            self.kills += 1
+
+    @precondition(lambda self: not self.failed and self.at < len(TRUTH) - 8)
+    @rule()
+    def stall(self):
+        """All workers stand still: what is there is handed out, then the timeout says who does not answer."""
+        stopped = self.workers()
+        for worker in stopped:
+            os.kill(worker.pid, signal.SIGSTOP)
+        if not stopped or max(self.flags[:]) != FINE:
+            self._go_on(stopped)
+            return
+        pipeline = self.loader.pipeline
+        pipeline.timeout = 0.01
+        try:
+            batch = next(iter(self.loader))
+        except WorkerTimeoutError as error:
+            assert "worker 0 (pid" in str(error)
+            self.failed = True
+        except WorkerDiedError:
+            assert self.kills
+            self.failed = True
+        else:
+            assert same(batch, TRUTH[self.at])
+            self.at += 1
+        finally:
+            pipeline.timeout = 0
+            self._go_on(stopped)
+
+    def _go_on(self, stopped):
+        for worker in stopped:
+            if worker.is_alive():
+                os.kill(worker.pid, signal.SIGCONT)
+
+    @rule()
+    def save(self):
+        self.states.append((json.dumps(self.loader.state_dict()), self.at))
+
+    @rule(which=st.integers(0, 100))
+    def load(self, which):
+        saved, self.at = self.states[which % len(self.states)]
+        self.loader.load_state_dict(json.loads(saved))
+        self.failed = False
+
+    @rule()
+    def close(self):
+        self.loader.close()
+        assert not self.workers()
+        self.failed = False
+
+
+TestFaults = FaultMachine.TestCase
+TestFaults.settings = settings(max_examples=settings.default.max_examples // 8, stateful_step_count=30)
