@@ -6,12 +6,13 @@ import json
 import multiprocessing
 import os
 import signal
+from contextlib import suppress
 
 import pytest
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from stateful_pipes import StatefulDataLoader
 from stateful_pipes.errors import LoaderFailedError, WorkerDiedError, WorkerTimeoutError
@@ -78,10 +79,11 @@ class FaultMachine(RuleBasedStateMachine):
         """The flags of the samples in the batch whose turn it is."""
         return {self.flags[index] for index in TRUTH[self.at][0].tolist()}
 
-    @precondition(lambda self: self.at < len(TRUTH) - 8)
+    # No preconditions: whether a fault comes in time differs from run to run, and what is drawn must not.
+
     @rule(most=st.integers(1, 4))
     def read(self, most):
-        for _ in range(most):
+        for _ in range(most if self.at < len(TRUTH) - 8 else 0):
             disturb()
             if self.failed:
                 with pytest.raises(LoaderFailedError):
@@ -120,37 +122,31 @@ class FaultMachine(RuleBasedStateMachine):
             os.kill(workers[which % len(workers)].pid, number)
             self.kills += 1
 
-    @precondition(lambda self: not self.failed and self.at < len(TRUTH) - 8)
     @rule()
     def stall(self):
         """All workers stand still: what is there is handed out, then the timeout says who does not answer."""
-        stopped = self.workers()
-        for worker in stopped:
-            os.kill(worker.pid, signal.SIGSTOP)
-        if not stopped or max(self.flags[:]) != FINE:
-            self._go_on(stopped)
+        if self.failed or self.at >= len(TRUTH) - 8:
             return
+        stopped = [worker.pid for worker in self.workers()]
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
         pipeline = self.loader.pipeline
-        pipeline.timeout = 0.01
+        pipeline.timeout = 0.01 if stopped and max(self.flags[:]) == FINE else 0
         try:
-            batch = next(iter(self.loader))
+            if pipeline.timeout:
+                assert same(next(iter(self.loader)), TRUTH[self.at])
+                self.at += 1
         except WorkerTimeoutError as error:
             assert "worker 0 (pid" in str(error)
             self.failed = True
         except WorkerDiedError:
             assert self.kills
             self.failed = True
-        else:
-            assert same(batch, TRUTH[self.at])
-            self.at += 1
         finally:
             pipeline.timeout = 0
-            self._go_on(stopped)
-
-    def _go_on(self, stopped):
-        for worker in stopped:
-            if worker.is_alive():
-                os.kill(worker.pid, signal.SIGCONT)
+            for pid in stopped:
+                with suppress(ProcessLookupError):  # one that was killed before, and is replaced by now
+                    os.kill(pid, signal.SIGCONT)
 
     @rule()
     def save(self):
@@ -170,4 +166,4 @@ class FaultMachine(RuleBasedStateMachine):
 
 
 TestFaults = FaultMachine.TestCase
-TestFaults.settings = settings(max_examples=settings.default.max_examples // 8, stateful_step_count=30)
+TestFaults.settings = settings(max_examples=settings.default.max_examples // 2, stateful_step_count=30)

@@ -74,7 +74,8 @@ def mutated(draw, state):
         elif what == "remove":
             del place[key]
         elif what == "rename":
-            place[draw(st.one_of(st.text(max_size=5), st.sampled_from(sorted(place))))] = place.pop(key)
+            name = draw(st.one_of(st.text(max_size=5), st.sampled_from(sorted(place))))
+            place[name] = place.pop(key)
         elif what == "near" and type(place[key]) is int:
             place[key] += draw(st.integers(-4, 4))
         else:
