@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from stateful_pipes.fields import Rule, Scalar
@@ -95,7 +96,7 @@ class NodeContract:
         for source in self.sources:
             source.open()
 
-    @property
+    @cached_property
     def _source(self) -> NodeContract:
         if len(self.sources) != 1:
             raise NotImplementedError(

@@ -38,7 +38,7 @@ class WorkerPool:
     """Runs tickets in processes. Tasks are numbered in the order of `submit`; results are asked for by number.
 
     Processes start at construction and end at `close`, or when the pool is dropped, or with the main process. One that dies
-    is replaced as soon as a result is waited for, and what it had in hand is run again, with the same result.
+    is replaced when the next result is asked for, and what it had in hand is run again, with the same result.
 
     Attributes:
         is_broken: Whether it has to be replaced: it could not start, a worker hangs, or waiting was interrupted.
@@ -131,9 +131,12 @@ class WorkerPool:
         deadline = time.monotonic() + timeout if timeout else None
         # Ends well or not at all: an interrupt may lose a message.
         self.is_broken = True
+        if number in self._done:
+            self._look(0)  # a worker that has died is replaced at once, and not only when there is nothing left to hand out
         while number not in self._done:
             self._tasks.flush()
-            self._wait(number, deadline)
+            if not self._look(None if deadline is None else max(0, deadline - time.monotonic())):
+                raise self._timeout(number)
         self.is_broken = False
         found = self._done.pop(number)
         if isinstance(found, WorkerDiedError):
@@ -160,21 +163,22 @@ class WorkerPool:
         """Ends the workers within about a second, however busy they are; idempotent."""
         self._finalizer()
 
-    def _wait(self, number: int, deadline: float | None) -> None:
-        """Takes in a result, or replaces workers that have died."""
-        left = None if deadline is None else max(0, deadline - time.monotonic())
-        has_result, dead = self._processes.wait(self._results, left)
+    def _look(self, seconds: float | None) -> bool:
+        """Waits for a result to take in, or for dead workers to replace; returns whether there was either in time."""
+        has_result, dead = self._processes.wait(self._results, seconds)
         if not self._finalizer.alive:
             raise IteratorInvalidError("the workers were closed by another thread")
         if has_result:
             self._collect()
         if dead:
             self._replace(dead)
-        if not has_result and not dead:
-            doings = "; ".join(self._processes.doings(lambda task: str(self._samples(task))))
-            raise WorkerTimeoutError(
-                f"{self._samples(number)} is still under way; {doings}", remedy="Raise timeout, or look at these workers"
-            )
+        return has_result or bool(dead)
+
+    def _timeout(self, number: int) -> WorkerTimeoutError:
+        doings = "; ".join(self._processes.doings(lambda task: str(self._samples(task))))
+        return WorkerTimeoutError(
+            f"{self._samples(number)} is still under way; {doings}", remedy="Raise timeout, or look at these workers"
+        )
 
     def _collect(self) -> None:
         """Takes in one result."""

@@ -120,23 +120,26 @@ class ProcessPrefetcher(Node[T_co]):
     def pull(self, count: int) -> Ticket:
         if not self.num_workers:
             return self._source.pull(count)
-        taken: list[_UnderWay] = []
+        taken = [self._next()]
         while len(taken) < count:
             if not self._queue:
                 self._fill(self._started(), at_least=1)
-            head = self._queue[0]
-            if head.pulled.ticket is None and taken:
+            if self._queue[0].pulled.ticket is None:
                 break  # the epoch's end, or an error, is told at the next pull
-            self._queue.popleft()
-            self._mark = head.pulled.mark
-            if head.pulled.error is not None:
-                raise head.pulled.error
-            if head.pulled.ticket is None:
-                raise StopIteration
-            taken.append(head)
-        tickets = [one.pulled.ticket or () for one in taken]
-        positions = array("q", [positions_of(ticket)[0] for ticket in tickets])
-        return (tickets[0][0], positions.tobytes(), tuple([one.task for one in taken]))
+            taken.append(self._next())
+        return _handed_out(taken)
+
+    def _next(self) -> _UnderWay:
+        """The next item that is under way; StopIteration, or the error, in its place."""
+        if not self._queue:
+            self._fill(self._started(), at_least=1)
+        head = self._queue.popleft()
+        ticket, self._mark, error = head.pulled
+        if error is not None:
+            raise error
+        if ticket is None:
+            raise StopIteration
+        return head
 
     def run(self, ticket: Ticket) -> list[Any]:
         """The finished items of a ticket; waits for them. Unlike other nodes', main process only and once a ticket."""
@@ -240,6 +243,14 @@ class ProcessPrefetcher(Node[T_co]):
                 seed=seeds[0] if seeds else 0,
             )
         return self._pool
+
+
+def _handed_out(items: list[_UnderWay]) -> Ticket:
+    """The ticket of items that workers have or have made: epoch, positions, tasks."""
+    epoch = items[0].pulled.ticket[0]  # type: ignore[index]  # those without a ticket are not handed out
+    firsts = [positions_of(item.pulled.ticket or ())[0] for item in items]
+    positions = (firsts[0], firsts[0] + 1, 1) if len(firsts) == 1 else array("q", firsts).tobytes()
+    return (epoch, positions, tuple([item.task for item in items]))
 
 
 def _refuse_unpicklable(top: Node[Any], worker_init_fn: object) -> None:

@@ -101,8 +101,8 @@ class WorkerProcesses:
             self._watched = {process.sentinel: worker_id for worker_id, process in enumerate(self._processes)}
             for descriptor in (end.fileno(), *self._watched):
                 self._poll.register(descriptor, select.POLLIN)
-        ready = {descriptor for descriptor, _ in self._poll.poll(None if seconds is None else 1000 * seconds)}
-        ended = [self._watched[descriptor] for descriptor in ready & self._watched.keys()]
+        ready = self._poll.poll(None if seconds is None else 1000 * seconds)
+        ended = [self._watched[descriptor] for descriptor, _ in ready if descriptor in self._watched]
         return len(ready) > len(ended), ended
 
     def settle(self, dead: Collection[int]) -> tuple[set[int], set[int]]:

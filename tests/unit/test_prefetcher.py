@@ -274,7 +274,7 @@ def test_a_pool_is_not_started_by_a_thread_that_comes_after_the_close():
         assert same(list(loader), EXPECTED[0][1:])
 
 
-@pytest.mark.parametrize("interrupted", ["_collect", "_wait", "submit"])
+@pytest.mark.parametrize("interrupted", ["_collect", "_look", "submit"])
 def test_an_interrupt_while_waiting_loses_nothing(interrupted, monkeypatch):
     """Ctrl-C may come anywhere, and a message may be lost with it."""
     with loader_of(1, prefetch_factor=1) as loader:
