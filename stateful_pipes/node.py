@@ -164,9 +164,9 @@ class Node(NodeContract, BaseNode[T_co]):
         try:
             self._adopt(saved)
             self.stream.move(self, mark)
-            self.stream.skipped = {name: int(entry["skipped"]) for name, entry in saved.items() if "skipped" in entry}
             if allow:
                 self.stream.remark(self)
+            self.stream.skipped = {name: int(entry["skipped"]) for name, entry in saved.items() if "skipped" in entry}
         except BaseException:
             self._adopt(current)
             raise

@@ -141,25 +141,28 @@ def replaced_workers(kills, seed):
         assert done - 1 <= loader.stats()["restarts"] <= done
 
 
-def seed_of(request):
+@pytest.fixture
+def seed(request, capsys):
+    """Another one each time, and in the log."""
     seed = random.SystemRandom().randrange(2**32)
-    print(f"{request.node.name}: seed {seed}")
+    with capsys.disabled():
+        print(f"\n{request.node.name}: seed {seed} ", end="")
     return seed
 
 
-def test_a_training_that_is_killed_at_random_moments(tmp_path, truth, request):
-    killed_trainings(tmp_path, truth, 20, seed_of(request))
+def test_a_training_that_is_killed_at_random_moments(tmp_path, truth, seed):
+    killed_trainings(tmp_path, truth, 20, seed)
 
 
-def test_workers_that_are_killed_at_random_moments(request):
-    replaced_workers(100, seed_of(request))
-
-
-@pytest.mark.full
-def test_a_training_that_is_killed_at_very_many_moments(tmp_path, truth, request):
-    killed_trainings(tmp_path, truth, 100, seed_of(request))
+def test_workers_that_are_killed_at_random_moments(seed):
+    replaced_workers(100, seed)
 
 
 @pytest.mark.full
-def test_workers_that_are_killed_at_very_many_moments(request):
-    replaced_workers(1000, seed_of(request))
+def test_a_training_that_is_killed_at_very_many_moments(tmp_path, truth, seed):
+    killed_trainings(tmp_path, truth, 100, seed)
+
+
+@pytest.mark.full
+def test_workers_that_are_killed_at_very_many_moments(seed):
+    replaced_workers(1000, seed)
