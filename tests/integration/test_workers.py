@@ -235,7 +235,7 @@ def test_a_script_with_the_main_guard_runs(tmp_path):
 
 
 def test_what_cannot_be_pickled_for_a_spawned_worker_says_so():
-    with pytest.raises(TypeError, match=r"mapper\.map_fn: .*lambda"):
+    with pytest.raises(TypeError, match=r"mapper\.map_fn\.__self__\.function: .*lambda"):
         loader_of(lambda index: index, multiprocessing_context="spawn")
 
 
@@ -593,7 +593,9 @@ def test_an_interrupt_at_the_worst_moment_is_cleared_by_close():
 
     class Interrupted(dict):
         def setdefault(self, key, value):
-            super().setdefault(key, value)
+            if key in self:
+                return self[key]
+            self[key] = value
             raise KeyboardInterrupt
 
     loader = loader_of(lambda index: index, 4)
