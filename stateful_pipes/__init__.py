@@ -2,11 +2,12 @@
 
 The house, each room importing only from those above it:
 
-    errors  integers  naming  remote_error         ground
+    errors  integers  naming                       ground
     fields  encoding  rng
     state  permutation
     samplers/                                      orders: pure functions of (seed, epoch, position)
-    skips  stream  contract  node  nodes/          the cursor half and the pure half of a pipeline
+    skips  stream  contract  pipeline_state        the cursor half and the pure half of a pipeline
+    node  nodes/
     prefetch/                                      worker processes
     checkpoint  checkpoint_manager                 files
     door  view  loader  dataset                    the top

@@ -65,9 +65,10 @@ def write_atomically(path: str | PathLike[str], data: bytes | Callable[[BinaryIO
         data: Its content, or what writes that to a file that it is given.
 
     Raises:
-        OSError: the disk is full, the folder cannot be written to...; the old content is still there.
+        OSError: the disk is full, the folder cannot be written to...; the old content is still there, unless it is the folder
+            that could not be synced: then the new one is there, but may be gone after a crash of the system.
     """
-    target = Path(path)
+    target = Path(os.path.realpath(path))  # of a link, where it leads
     name = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
     # "x" and not tempfile.mkstemp, whose files are for their owner alone.
     try:

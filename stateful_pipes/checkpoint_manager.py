@@ -9,6 +9,7 @@ import re
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from datetime import timedelta
 from os import PathLike
 from pathlib import Path
@@ -27,7 +28,7 @@ logger = logging.getLogger("stateful_pipes")
 
 _SEAL: Final = b"\nstateful_pipes sha256 "
 _SEAL_BYTES: Final = len(_SEAL) + 64
-_NAME: Final = re.compile(r"checkpoint-(\d{12,})\.pt")
+_NAME: Final = re.compile(r"checkpoint-([0-9]{12,})\.pt")
 # What a save leaves that is killed.
 _LEFTOVER: Final = re.compile(rf"\.{_NAME.pattern}\.[0-9a-f]{{16}}")
 _CHUNK: Final = 2**20
@@ -96,6 +97,7 @@ class CheckpointManager:
 
         Raises:
             OSError: it could not be written; what was there before still is.
+            ValueError: the state holds what `torch.load(weights_only=True)` refuses, such as NumPy's numbers.
         """
         path = self._path(as_integer("step", step, 0))
         write_atomically(path, lambda file: _write_sealed(file, state))
@@ -103,7 +105,8 @@ class CheckpointManager:
         old = [self._path(one) for one in self.steps() if one <= step][: -self.keep]
         left = [self.folder / name for name in os.listdir(self.folder) if _LEFTOVER.fullmatch(name)]
         for one in old + left:
-            one.unlink(missing_ok=True)
+            with suppress(OSError):
+                one.unlink()
         return path
 
     def save_if_due(self, step: int, make_state: Callable[[], Mapping[str, Any]]) -> bool:
@@ -114,7 +117,7 @@ class CheckpointManager:
             OSError: as `save`.
         """
         if isinstance(self.every, int):
-            is_due = step - self._last_step >= self.every
+            is_due = not 0 <= step - self._last_step < self.every
         else:
             is_due = time.monotonic() - self._last_time >= self.every.total_seconds()
         is_due = is_due or self.is_terminated
@@ -124,7 +127,7 @@ class CheckpointManager:
             self.is_terminated = False
             if callable(self._handler):
                 self._handler(signal.SIGTERM, None)
-            else:
+            elif self._handler != signal.SIG_IGN:
                 raise SystemExit(128 + signal.SIGTERM)
         return is_due
 
@@ -136,6 +139,7 @@ class CheckpointManager:
 
         Raises:
             CheckpointFileError: there are checkpoints, and none is valid: starting anew is not for this method to decide.
+            Exception: what `torch.load` raises for one that is whole, such as a device that is not there.
         """
         steps = self.steps()
         for step in reversed(steps):
@@ -157,7 +161,10 @@ class CheckpointManager:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        signal.signal(signal.SIGTERM, self._handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if self._handler is None else self._handler)
+        if self.is_terminated:  # since the last `save_if_due`
+            self.is_terminated = False
+            os.kill(os.getpid(), signal.SIGTERM)
 
     def _terminate(self, number: int, frame: FrameType | None) -> None:
         self.is_terminated = True
@@ -194,6 +201,9 @@ def _write_sealed(file: BinaryIO, state: Mapping[str, Any]) -> None:
         if sealing.error is not None:  # which torch has met with an error of its own
             raise sealing.error from None
         raise
+    file.flush()
+    if refused := torch.serialization.get_unsafe_globals_in_checkpoint(file.name):
+        raise ValueError(f"torch.load(weights_only=True) would refuse this state: it holds {', '.join(refused)}")
     file.write(_SEAL + sealing.digest.hexdigest().encode())
 
 
@@ -210,10 +220,7 @@ def _read_sealed(path: Path, load: Mapping[str, Any]) -> Any:
         raise CheckpointFileError(f"it cannot be read: {error}", remedy=remedy) from error
     if seal != _SEAL + digest.hexdigest().encode():
         raise CheckpointFileError("the checksum does not fit the content", remedy=remedy)
-    try:
-        return torch.load(path, **{**load, "weights_only": True})
-    except Exception as error:
-        raise CheckpointFileError(f"torch.load refuses it: {error}", remedy=remedy) from error
+    return torch.load(path, **{**load, "weights_only": True})
 
 
 def _chunks(file: BinaryIO, size: int) -> Iterator[bytes]:

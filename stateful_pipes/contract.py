@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 from stateful_pipes.fields import Rule, Scalar
 from stateful_pipes.rng import GlobalGenerator
-from stateful_pipes.stream import Mark, Samples, Ticket
+from stateful_pipes.stream import Mark, Samples, Stream, Ticket
 
-__all__ = ["NodeContract"]
+__all__ = ["NodeContract", "walk"]
 
 
 class NodeContract:
@@ -20,6 +20,12 @@ class NodeContract:
     """
 
     sources: Sequence[NodeContract]
+    name: str
+    stream: Stream
+    max_skipped: int = 0
+    """How many samples the node may leave out of the stream, in all."""
+
+    _settings: dict[str, Scalar] | None = None
 
     def pull(self, count: int) -> Ticket:
         """Advances by up to `count` items; StopIteration ends the epoch."""
@@ -52,6 +58,27 @@ class NodeContract:
     def rules(self) -> Mapping[str, Rule]:
         """The rules for those of both that are not fixed."""
         return {}
+
+    def entry(self, mark: Mark) -> dict[str, Scalar]:
+        """The node's entry in the state at `mark`."""
+        # Asked for once: a state is taken after every batch, by when the workers have emptied the caches.
+        if self._settings is None:
+            self._settings = self.settings()
+        return {"type": self.type_name, **self._settings, **self.values(mark)}
+
+    def adopt_entry(self, entry: Mapping[str, Any]) -> None:
+        """Takes over what a saved entry replaces, and forgets what was asked before."""
+        self.adopt(entry)
+        self._settings = None
+
+    @property
+    def type_name(self) -> str:
+        """What the state calls the type of this node."""
+        return type(self).__name__
+
+    def reader(self) -> Stream:
+        """The stream through which this node's items are consumed."""
+        return self.stream
 
     def parts(self, mark: Mark) -> tuple[Mark, ...]:
         """The sources' marks within `mark`."""
@@ -103,3 +130,10 @@ class NodeContract:
                 f"{type(self).__name__} has {len(self.sources)} sources, so it must implement the whole contract of a node"
             )
         return self.sources[0]
+
+
+def walk(node: NodeContract) -> Iterator[NodeContract]:
+    """The nodes of a pipeline, from the sources up."""
+    for source in node.sources:
+        yield from walk(source)
+    yield node

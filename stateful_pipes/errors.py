@@ -6,7 +6,8 @@ Codes are never renumbered.
 
 from __future__ import annotations
 
-from typing import ClassVar, NamedTuple
+import traceback
+from typing import Any, ClassVar, NamedTuple
 
 __all__ = [
     "CheckpointFileError",
@@ -28,6 +29,8 @@ __all__ = [
     "TrainingResumeVersionMismatchError",
     "WorkerDiedError",
     "WorkerTimeoutError",
+    "add_note",
+    "brief",
     "get_error_message",
 ]
 
@@ -131,7 +134,7 @@ class CheckpointFileError(StatefulPipesError):
     """The bytes are not a whole checkpoint of this library."""
 
     code = 304
-    message = "This is not a valid loader checkpoint"
+    message = "This is not a valid checkpoint"
 
 
 class ResumableModeRequiredError(StatefulPipesError):
@@ -166,8 +169,8 @@ class WorkerDiedError(StatefulPipesError):
     """A worker process ended although it should not have, and its task was not to be tried once more.
 
     Attributes:
-        exit_code: As `multiprocessing.Process.exitcode`: a signal's is negative.
-        epoch: Where it happened; -1 if no task was in hand.
+        exit_code: As `multiprocessing.Process.exitcode`: a signal's is negative; None if it is not known.
+        epoch: Where it happened; None if no task was in hand.
         positions: Of the samples that the task is made of.
         indices: What is read at these, if that is known.
     """
@@ -179,18 +182,14 @@ class WorkerDiedError(StatefulPipesError):
         self,
         detail: str = "",
         *,
-        exit_code: int = 0,
-        epoch: int = -1,
-        positions: tuple[int, ...] = (),
-        indices: tuple[object, ...] = (),
-        remedy: str = "",
-        message: str = "",
+        exit_code: int | None = None,
+        samples: tuple[int, list[int], list[Any]] | None = None,
+        **details: Any,
     ) -> None:
-        super().__init__(detail, remedy=remedy, message=message)
+        super().__init__(detail, **details)
         self.exit_code = exit_code
-        self.epoch = epoch
-        self.positions = positions
-        self.indices = indices
+        self.epoch: int | None = None if samples is None else samples[0]
+        self.positions, self.indices = ([], []) if samples is None else samples[1:]
 
 
 class WorkerTimeoutError(StatefulPipesError):
@@ -247,6 +246,19 @@ class ResumableSamplerGeneratorError(StatefulPipesError):
 
     code = 351
     message = "The seed or generator state of the order is damaged"
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Adds a note also to an error that lets no attribute be set, as a frozen dataclass."""
+    try:
+        error.add_note(note)
+    except Exception:
+        error.__dict__.setdefault("__notes__", []).append(note)
+
+
+def brief(error: BaseException) -> str:
+    """Type and text of an error, whatever its own methods do."""
+    return traceback.format_exception_only(error)[0].strip()
 
 
 def get_error_message(code: int) -> str:

@@ -17,6 +17,7 @@ from stateful_pipes.door import DatasetArguments, build, refuse_arguments
 from stateful_pipes.errors import NodeAttachedError, ResumableModeRequiredError
 from stateful_pipes.node import Node
 from stateful_pipes.nodes.foreign import as_node
+from stateful_pipes.pipeline_state import load, state_at
 from stateful_pipes.rng import GLOBAL_GENERATORS, Rng
 from stateful_pipes.samplers import Order, ResumableSampler
 from stateful_pipes.state import LoaderState
@@ -181,7 +182,7 @@ class StatefulDataLoader(PipelineView, Generic[T_co]):
         Raises:
             StateEncodingError: a foreign node's state holds something that JSON cannot.
         """
-        return self._root.state_at(self._root.consumed())
+        return state_at(self._root, self._root.consumed())
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *, allow: Collection[str] = ()) -> None:
         """Goes to a saved position; worker processes live on, older iterators become invalid.
@@ -201,7 +202,7 @@ class StatefulDataLoader(PipelineView, Generic[T_co]):
         if isinstance(state_dict, Mapping) and not state_dict:
             return
         self._root.refuse_loader(self)
-        self._root.load(state_dict, (allow,) if isinstance(allow, str) else tuple(allow))
+        load(self._root, state_dict, (allow,) if isinstance(allow, str) else tuple(allow))
         self._restored = True
 
     def checkpoint(self, path: str | PathLike[str] | None = None) -> bytes:

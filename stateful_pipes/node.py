@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from contextvars import ContextVar
 from typing import Any, ClassVar, NoReturn, TypeVar, cast
 
 from torchdata.nodes import BaseNode
 
-from stateful_pipes.contract import NodeContract
-from stateful_pipes.errors import Difference, NodeAttachedError, ResumableModeRequiredError, StateMismatchError
-from stateful_pipes.fields import Scalar, ruled
+from stateful_pipes.contract import NodeContract, walk
+from stateful_pipes.errors import NodeAttachedError, ResumableModeRequiredError
 from stateful_pipes.naming import instance_name, snake_case
+from stateful_pipes.pipeline_state import ALLOW, load, state_at
 from stateful_pipes.rng import preserved
 from stateful_pipes.samplers.order import check_epoch
 from stateful_pipes.skips import Skip, admitted
-from stateful_pipes.state import LoaderState, envelope, validate
 from stateful_pipes.stream import Mark, Stream
 
-__all__ = ["Node", "walk"]
+__all__ = ["Node"]
 
 T_co = TypeVar("T_co", covariant=True)
-
-# Reaches the nodes of this library inside foreign ones, whose reset() has no way to pass it on.
-_ALLOW: ContextVar[Collection[str]] = ContextVar("allow", default=())
 
 _BASE_NODE_DOOR = ("__next__", "next", "reset", "get_state", "state_dict", "load_state_dict")
 
@@ -69,8 +64,6 @@ class Node(NodeContract, BaseNode[T_co]):
     kind: ClassVar[str] = ""
     MAIN_ONLY: ClassVar[tuple[str, ...]] = ("stream", "_parent", "_above", "_loader")
     """Attributes that stay in the main process when the node is sent to a worker."""
-    max_skipped: int = 0
-    """How many samples the node may leave out of the stream, in all."""
 
     def __init__(self, *sources: Node[Any], name: str | None = None) -> None:
         self._check_contract()
@@ -82,7 +75,6 @@ class Node(NodeContract, BaseNode[T_co]):
         self._loader: weakref.ref[object] | None = None
         self._pass_epoch: int | None = None  # the epoch that torchdata's next() is in
         self._closed = False
-        self._settings: dict[str, Scalar] | None = None
         self._keep = True  # the next reset(None) leaves the node where it stands
         taken = [node.name for source in sources for node in walk(source)]
         self.name: str = instance_name(name, self.kind or snake_case(type(self).__name__), taken)
@@ -98,10 +90,9 @@ class Node(NodeContract, BaseNode[T_co]):
         super().reset(cast("dict[str, Any] | None", initial_state))
         epoch = None
         if initial_state is not None:
-            epoch = self.load(initial_state, _ALLOW.get())
+            epoch = load(self, initial_state, ALLOW.get())
         elif not self._keep and not self.at_start(self.consumed()):
-            self.next_epoch(self.consumed())
-            self.stream.arrive(self.mark())
+            self.stream.next_epoch(self)
         self._keep = False
         # Saved after the last item of an epoch, and before its end was told: that is still to be told.
         self._pass_epoch = self.consumed()[0] if epoch is None else epoch
@@ -112,7 +103,9 @@ class Node(NodeContract, BaseNode[T_co]):
         if self._closed:
             self.open()
             self._closed = False
-        return cast(T_co, self.stream.take(self, cast(int, self._pass_epoch), self.stream.generation))
+        epoch = cast(int, self._pass_epoch)
+        item: T_co = self.stream.take(self, epoch, self.stream.generation)
+        return item  # after the commit in `take` nothing is called
 
     def state_dict(self) -> dict[str, Any]:
         """As `get_state`; torchdata's would reset the node first, but this one has a state at any time."""
@@ -121,7 +114,7 @@ class Node(NodeContract, BaseNode[T_co]):
     def get_state(self) -> dict[str, Any]:
         """The state of this node and all below it, after the last item that was consumed."""
         mark = self.consumed()
-        state = self.state_at(mark)
+        state = state_at(self, mark)
         if self._pass_epoch == mark[0] - 1 and self.at_start(mark):
             state["epoch"] -= 1  # its end is still to be told
         return cast("dict[str, Any]", state)
@@ -134,45 +127,12 @@ class Node(NodeContract, BaseNode[T_co]):
         """
         self._refuse_parent("load_state_dict")
         self.refuse_loader(None)
-        self.load(state_dict)
+        load(self, state_dict)
         super().reset(cast("dict[str, Any]", state_dict))
         self._pass_epoch = self.consumed()[0]
         self._keep = True
 
     # What the top of a pipeline does for loaders.
-
-    def state_at(self, mark: Mark) -> LoaderState:
-        """The state of this node and all below it at `mark`."""
-        entries: dict[str, dict[str, Scalar]] = {}
-        self._collect(mark, entries)
-        for name, count in self._reader().skipped.items():
-            if "skipped" in entries.get(name, {}):
-                entries[name]["skipped"] = count
-        return envelope(mark[0], entries)
-
-    def load(self, state: Mapping[str, Any], allow: Collection[str] = ()) -> int:
-        """Validates a state, then adopts it and moves the stream there; returns the epoch that was under way."""
-        current = self.state_at(self.consumed())["nodes"]
-        rules = {node.name: node.rules() for node in walk(self)}
-        valid = validate(state, {name: ruled(entry, rules[name]) for name, entry in current.items()}, allow)
-        saved, epoch = valid["nodes"], valid["epoch"]
-        mark = self._located(saved)
-        if epoch != mark[0] and not (epoch == mark[0] - 1 and self.at_start(mark)):
-            wrong = Difference("", "epoch", epoch, mark[0], "the nodes stand in that epoch")
-            raise StateMismatchError(differences=(wrong,))
-        token = _ALLOW.set(allow)
-        try:
-            self._adopt(saved)
-            self.stream.move(self, mark)
-            if allow:
-                self.stream.remark(self)
-            self.stream.skipped = {name: int(entry["skipped"]) for name, entry in saved.items() if "skipped" in entry}
-        except BaseException:
-            self._adopt(current)
-            raise
-        finally:
-            _ALLOW.reset(token)
-        return epoch
 
     def close(self) -> None:
         """Ends workers and older iterators, and lets another loader have the node; the next goes on from the last item."""
@@ -196,10 +156,10 @@ class Node(NodeContract, BaseNode[T_co]):
             return self.stream.committed(self)
         return parent.parts(parent.consumed())[parent.sources.index(self)]
 
-    def _reader(self) -> Stream:
+    def reader(self) -> Stream:
         """The stream through which this node's items are consumed."""
         parent = None if self._parent is None else self._parent()
-        return self.stream if parent is None else parent._reader()
+        return self.stream if parent is None else parent.reader()
 
     def top(self) -> Node[Any]:
         """The node at the top of the pipeline that this one is part of, foreign nodes included."""
@@ -229,33 +189,7 @@ class Node(NodeContract, BaseNode[T_co]):
         if loader is not None and loader is not besides:
             raise NodeAttachedError("another loader reads from it", node=self.name, remedy="Close that one first")
 
-    @property
-    def type_name(self) -> str:
-        """What the state calls the type of this node."""
-        return type(self).__name__
-
     # Inside.
-
-    def _collect(self, mark: Mark, entries: dict[str, dict[str, Scalar]]) -> None:
-        for source, part in zip(self.sources, self.parts(mark), strict=False):
-            source._collect(part, entries)
-        # Asked for once: a state is taken after every batch, by when the workers have emptied the caches.
-        settings = self._settings
-        if settings is None:
-            settings = self._settings = self.settings()
-        entry = {"type": self.type_name, **settings, **self.values(mark)}
-        if len(entry) > 1:
-            entries[self.name] = entry
-
-    def _adopt(self, entries: Mapping[str, Mapping[str, Any]]) -> None:
-        for node in walk(self):
-            if node.name in entries:
-                node.adopt(entries[node.name])
-                node._settings = None
-
-    def _located(self, saved: Mapping[str, Mapping[str, Any]]) -> Mark:
-        parts = tuple(source._located(saved) for source in self.sources)
-        return self.locate(saved.get(self.name, {}), parts)
 
     def _attach_to(self, parent: Node[Any]) -> None:
         self._refuse_parent("a second node above it")
@@ -290,10 +224,3 @@ class Node(NodeContract, BaseNode[T_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in self.__dict__.items() if key not in self.MAIN_ONLY}
-
-
-def walk(node: NodeContract) -> Iterator[Node[Any]]:
-    """The nodes of a pipeline, from the sources up."""
-    for source in node.sources:
-        yield from walk(source)
-    yield cast("Node[Any]", node)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, NamedTuple
 
-from stateful_pipes.remote_error import RemoteError, restore
+from stateful_pipes.errors import add_note, brief
 
 __all__ = ["LEFT_OUT", "Skip", "admitted", "note", "noting"]
 
@@ -40,7 +40,7 @@ class Skip(NamedTuple):
 
     node: str
     place: str
-    error: RemoteError
+    error: Exception
 
 
 class _Noted(threading.local):
@@ -87,9 +87,7 @@ def admitted(skips: Sequence[Skip], budgets: Mapping[str, int], counts: Mapping[
     for name, place, error in skips:
         found[name] = found.get(name, 0) + 1
         if found[name] > budgets[name]:
-            beyond = restore(error)
-            beyond.add_note(f"max_skipped={budgets[name]} samples have been left out by {name!r} already")
-            raise beyond
-        raised = error.shown.partition("\n")[0]  # without the notes
-        logger.warning("%s: %s is left out (%d of %d): %s", name, place, found[name], budgets[name], raised)
+            add_note(error, f"max_skipped={budgets[name]} samples have been left out by {name!r} already")
+            raise error
+        logger.warning("%s: %s is left out (%d of %d): %s", name, place, found[name], budgets[name], brief(error))
     return found

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import threading
 import traceback
+from array import array
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
-from stateful_pipes.errors import ConcurrentUseError, IteratorInvalidError, LoaderFailedError
+from stateful_pipes.errors import ConcurrentUseError, IteratorInvalidError, LoaderFailedError, add_note, brief
 from stateful_pipes.skips import LEFT_OUT, Skip, noting
 
-__all__ = ["Mark", "Pullable", "Pulled", "Samples", "Stream", "Ticket", "kept", "positions_of", "pull_one"]
+__all__ = ["Mark", "Pullable", "Pulled", "Samples", "Stream", "Ticket", "kept", "packed", "positions_of", "pull_one"]
 
 Mark = tuple[Any, ...]
 """The moving part of a node and its sources: a small plain tuple, epoch first."""
@@ -26,6 +27,11 @@ def positions_of(ticket: Ticket) -> range | list[int]:
     """The positions of a ticket's items within their epoch."""
     positions = ticket[1]
     return range(*positions) if isinstance(positions, tuple) else memoryview(positions).cast("q").tolist()
+
+
+def packed(positions: list[int]) -> tuple[int, int, int] | bytes:
+    """Positions as a ticket holds them."""
+    return (positions[0], positions[0] + 1, 1) if len(positions) == 1 else array("q", positions).tobytes()
 
 
 class Samples(NamedTuple):
@@ -53,6 +59,12 @@ class Pullable(Protocol):
     def pull(self, count: int) -> Ticket: ...
     def mark(self) -> Mark: ...
     def seek(self, mark: Mark) -> None: ...
+
+
+class Steppable(Pullable, Protocol):
+    """What it needs of one that may leave an epoch before its end."""
+
+    def next_epoch(self, mark: Mark) -> None: ...
 
 
 class Runnable(Pullable, Protocol):
@@ -90,10 +102,10 @@ def pull_one(node: Pullable) -> Pulled:
 
 def kept(error: Exception) -> Exception:
     """The error for later: its traceback as a note, since the frames in it would keep the pipeline and its workers alive."""
-    error.add_note("".join(["when it was pulled ahead:\n", *traceback.format_tb(error.__traceback__)]).rstrip())
+    add_note(error, "".join(["when it was pulled ahead:\n", *traceback.format_tb(error.__traceback__)]).rstrip())
     linked: BaseException | None = error
     while linked is not None:
-        linked.__traceback__ = None
+        linked.with_traceback(None)
         linked = linked.__cause__ or linked.__context__
     return error
 
@@ -113,14 +125,25 @@ class Stream:
         self._committed: Mark | None = None
         self._ahead: Pulled | None = None
         self._astray = False  # the node no longer stands right behind what is pulled ahead
+        self.lost = ""  # why it is not known what was consumed
         self._failure = ""
         self._ended_since = 0  # iterators of older generations from this one on are at their end, others invalid
-        # Holds the thread that is in `take` or `move`; entered by setdefault and left by an assignment, which are one step
-        # each, so that wherever an interrupt comes it is known whose it was.
+        # Holds who is in `take` or `move`, an object of that call's own; entered by setdefault and left by an assignment, which
+        # are one step each, so that wherever an interrupt comes it is known whose it was.
         self._inside: dict[str, tuple[int]] = {}
 
     def committed(self, node: Pullable) -> Mark:
-        """The mark after the last item that was handed out."""
+        """The mark after the last item that was handed out.
+
+        Raises:
+            LoaderFailedError: it is not known; only another load helps.
+        """
+        if self.lost:
+            raise LoaderFailedError(self.lost, remedy="Load a state; close() is no help")
+        return self.last(node)
+
+    def last(self, node: Pullable) -> Mark:
+        """The mark that was committed last, whether it is to be trusted or not."""
         if self._committed is None:
             self._committed = node.mark()
         return self._committed
@@ -134,24 +157,23 @@ class Stream:
             LoaderFailedError: an earlier error is still to be cleared.
             ConcurrentUseError: another thread is in here.
         """
-        self._enter()
+        mine = (threading.get_ident(),)
         try:
+            self._enter(mine)
             while True:
                 self._check_turn(node, epoch, generation)
                 item, following, mark, skipped = self._run_next(node)
-                if item is not LEFT_OUT:
-                    break
+                # The commit. No line from here on is a call, so in CPython no interrupt comes before a for loop has the item.
                 self._ahead, self._committed, self.skipped, self._astray = following, mark, skipped, False
+                if generation != self.generation:  # closed by another thread meanwhile
+                    self._ahead, self._astray = None, True
+                if item is not LEFT_OUT:
+                    self.delivered += 1
+                    self._inside = {}
+                    return item
         except BaseException:
-            self._inside = {}
+            self._leave(mine)
             raise
-        # The commit. Nothing from here on is a call, so that in CPython no interrupt comes before a for loop has the item.
-        self._ahead, self._committed, self.skipped, self._astray = following, mark, skipped, False
-        self.delivered += 1
-        if generation != self.generation:  # closed by another thread meanwhile
-            self._ahead, self._astray = None, True
-        self._inside = {}
-        return item
 
     def _check_turn(self, node: Pullable, epoch: int, generation: int) -> None:
         if self._ended_since <= generation < self.generation:
@@ -185,7 +207,7 @@ class Stream:
         except Exception as error:
             if generation != self.generation:  # closed or moved by another thread meanwhile
                 raise IteratorInvalidError(remedy="Call iter() again") from error
-            self._failure = f"{type(error).__name__}: {error}"
+            self._failure = brief(error)
             raise
         if generation != self.generation:  # closed by the sample itself, or by another thread
             raise IteratorInvalidError(remedy="Call iter() again")
@@ -202,7 +224,7 @@ class Stream:
         """Puts the node right behind the committed item or the one ahead, if an error or a close has led it astray."""
         if self._astray:
             self._ahead = None  # what an interrupt may have left between two assignments
-            node.seek(self.committed(node))
+            node.seek(self.last(node))
             self._astray = False
 
     def check(self) -> None:
@@ -217,20 +239,28 @@ class Stream:
 
         If the node refuses the mark it is led back to the committed one, and nothing has changed.
         """
-        self._enter()
+        mine = (threading.get_ident(),)
         try:
-            self._committed = self.committed(node)
+            self._enter(mine)
+            self._committed = self.last(node)
             self._ahead, self._astray = None, True
             node.seek(mark)
             self._drop(ends)
             self._committed = mark
             self._astray = False
         finally:
-            self._inside = {}
+            self._leave(mine)
 
     def remark(self, node: Pullable) -> None:
         """Takes the committed mark anew from where the node stands, which has taken over other arguments than the mark's."""
         self._committed = node.mark()
+
+    def next_epoch(self, node: Steppable) -> None:
+        """Leaves the epoch for the start of the next one, which a foreign source alone may know."""
+        mark = self.committed(node)
+        self._ahead, self._astray = None, True
+        node.next_epoch(mark)
+        self.arrive(node.mark())
 
     def arrive(self, mark: Mark) -> None:
         """Commits the mark where the node already stands, as after a foreign source was reset."""
@@ -240,9 +270,9 @@ class Stream:
 
     def close(self, node: Pullable) -> None:
         """Drops what was pulled ahead, clears an error, and ends older iterators; the next one starts at the committed mark."""
-        self.committed(node)
-        self._drop()
+        self.last(node)
         self._astray = True
+        self._drop()
         if self._inside.get("thread") == (threading.get_ident(),):  # left there by an interrupt; another thread leaves by itself
             self._inside = {}
 
@@ -254,10 +284,13 @@ class Stream:
         self.committed(node)
         self._astray = True
 
-    def _enter(self) -> None:
-        mine = (threading.get_ident(),)  # an object of this call's own
+    def _enter(self, mine: tuple[int]) -> None:
         if self._inside.setdefault("thread", mine) is not mine:
             raise ConcurrentUseError(remedy="Give each thread a loader of its own; after an interrupt, close() sets it free")
+
+    def _leave(self, mine: tuple[int]) -> None:
+        if self._inside.get("thread") is mine:
+            self._inside = {}
 
     def _drop(self, ends: bool = False) -> None:
         self.generation += 1

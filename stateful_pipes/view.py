@@ -7,11 +7,13 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import BatchSampler
 
+from stateful_pipes.contract import walk
 from stateful_pipes.door import DatasetArguments, collate_of
-from stateful_pipes.node import Node, walk
+from stateful_pipes.node import Node
 from stateful_pipes.nodes.batcher import SeededBatcher
 from stateful_pipes.nodes.foreign import walk_all
 from stateful_pipes.nodes.sampler import SamplerNode
+from stateful_pipes.pipeline_state import state_at
 from stateful_pipes.prefetch.prefetcher import ProcessPrefetcher
 from stateful_pipes.samplers import ResumableSampler
 
@@ -33,26 +35,32 @@ class PipelineView:
 
     @property
     def position(self) -> Position:
-        """How far the training loop has consumed."""
+        """How far the training loop has consumed: (epoch, samples in it over all ranks)."""
         epoch, consumed, *_ = self._root.consumed()
         return Position(epoch, consumed)
 
     def stats(self) -> dict[str, int]:
-        """Batches delivered so far by this object, batches prefetched, worker processes, how many of these died and were
-        replaced, and how many samples were left out in all.
+        """Counts.
+
+        * delivered: batches handed out by this object.
+        * prefetched: batches that workers have or have made.
+        * workers: worker processes.
+        * restarts: how many of these died and were replaced.
+        * skipped: samples that were left out, over all epochs and resumes.
         """
         prefetchers = [node for node in walk_all(self._root) if isinstance(node, ProcessPrefetcher)]
+        streams = {node.reader() for node in walk_all(self._root)}
         return {
             "delivered": self._root.stream.delivered,
             "prefetched": sum(node.prefetched for node in prefetchers),
             "workers": self.num_workers,
             "restarts": sum(node.restarts for node in prefetchers),
-            "skipped": sum(self._root.stream.skipped.values()),
+            "skipped": sum(count for stream in streams for count in stream.skipped.values()),
         }
 
     def describe(self) -> str:
         """The pipeline from the source up, a line each node with what its state holds."""
-        entries = self._root.state_at(self._root.consumed())["nodes"]
+        entries = state_at(self._root, self._root.consumed())["nodes"]
         lines = []
         for node in walk(self._root):
             entry = entries.get(node.name, {})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -17,7 +16,7 @@ from stateful_pipes.nodes.foreign import as_node, walk_all
 from stateful_pipes.nodes.user_error import raise_noted
 from stateful_pipes.rng import COLLATE, GLOBAL_GENERATORS, GlobalGenerator, as_seed, derive, derive_each, draw_seed, seeder
 from stateful_pipes.skips import LEFT_OUT
-from stateful_pipes.stream import Mark, Samples, Ticket, positions_of
+from stateful_pipes.stream import Mark, Samples, Ticket, packed, positions_of
 
 __all__ = ["SeededBatcher"]
 
@@ -95,8 +94,7 @@ class SeededBatcher(Node[T_co]):
                 break
         epoch = tickets[0][0]
         firsts = [positions_of(ticket)[0] for ticket in tickets]
-        positions = (firsts[0], firsts[0] + 1, 1) if len(firsts) == 1 else array("q", firsts).tobytes()
-        return (epoch, positions, tuple(tickets), derive(self.seed, self._purpose, epoch) if self._seeds_collate else 0)
+        return (epoch, packed(firsts), tuple(tickets), derive(self.seed, self._purpose, epoch) if self._seeds_collate else 0)
 
     def _pull_batch(self) -> Ticket:
         ticket = self._source.pull(self.batch_size)

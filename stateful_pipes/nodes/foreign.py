@@ -8,11 +8,12 @@ from typing import Any
 
 from torchdata.nodes import BaseNode
 
+from stateful_pipes.contract import NodeContract, walk
 from stateful_pipes.encoding import decode, encode
 from stateful_pipes.errors import ResumableModeRequiredError, StatefulPipesError, StateMismatchError
 from stateful_pipes.fields import Rule, Scalar, counter, text
 from stateful_pipes.naming import snake_case
-from stateful_pipes.node import Node, walk
+from stateful_pipes.node import Node
 from stateful_pipes.samplers import ResumableSampler
 from stateful_pipes.stream import Mark, Samples, Ticket, positions_of
 
@@ -185,7 +186,7 @@ def _held(value: object, seen: set[int]) -> Iterator[BaseNode[Any]]:
             yield from _held(one, seen)
 
 
-def walk_all(node: Node[Any]) -> Iterator[Node[Any]]:
+def walk_all(node: NodeContract) -> Iterator[NodeContract]:
     """As `walk`, and what foreign nodes hold as well."""
     for one in walk(node):
         if isinstance(one, ForeignNode):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sized
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import numpy as np
@@ -13,7 +14,6 @@ from stateful_pipes.integers import as_integer
 from stateful_pipes.node import Node
 from stateful_pipes.nodes.foreign import as_node, walk_all
 from stateful_pipes.nodes.user_error import raise_noted
-from stateful_pipes.remote_error import capture
 from stateful_pipes.rng import (
     GLOBAL_GENERATORS,
     SAMPLE,
@@ -27,7 +27,7 @@ from stateful_pipes.rng import (
     seeder,
 )
 from stateful_pipes.skips import LEFT_OUT, Skip, note
-from stateful_pipes.stream import Mark, Samples, Ticket, positions_of
+from stateful_pipes.stream import Samples, Ticket, positions_of
 
 __all__ = ["SeededMapper"]
 
@@ -149,27 +149,27 @@ class SeededMapper(Node[T_co]):
         """Notes that item `i` raised; raises the error itself where none may be skipped."""
         place = self._place(ticket, items, i)
         if isinstance(error, LookupError) and isinstance(self.dataset, Sized):
-            place += f", of a dataset that has {len(self.dataset)} here"
+            with suppress(Exception):  # what the user's own method raises, too
+                place += f", of a dataset that has {len(self.dataset)} here"
         try:
             raise_noted(error, self.map_fn, f"in node {self.name!r} at {place}")
         except Exception as noted:
-            if not self.max_skipped:
+            if not self.max_skipped or isinstance(error, MemoryError):  # which may be over the next time
                 raise
-            note([Skip(self.name, place, capture(noted))])
+            note([Skip(self.name, place, noted)])
         return LEFT_OUT
 
     def _place(self, ticket: Ticket, items: list[Any], i: int) -> str:
-        shown = repr(items[i])
+        try:
+            shown = repr(items[i])
+        except Exception as error:
+            shown = f"of type {type(items[i]).__name__}, whose repr() raises {type(error).__name__}"
         shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
         return f"epoch {ticket[0]}, position {positions_of(ticket)[i]}, index {shown}"
 
     def settings(self) -> dict[str, Scalar]:
         rng = self.rng if self.rng == "generator" else ",".join(self.rng)
         return {"rng": rng} if self.seed is None else {"seed": self.seed, "rng": rng}
-
-    def values(self, mark: Mark) -> dict[str, Scalar]:
-        # How many, the stream knows: no cursor of a node runs ahead to samples that are yet to fail.
-        return {"skipped": 0} if self.max_skipped else {}
 
     def rules(self) -> Mapping[str, Rule]:
         return {"seed": adopted_seed, "skipped": tally}

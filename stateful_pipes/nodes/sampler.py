@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch.distributed as dist
 
-from stateful_pipes.errors import ResumableBatchConfigurationError
+from stateful_pipes.errors import LoaderFailedError, ResumableBatchConfigurationError
 from stateful_pipes.fields import Rule, Scalar, adopted_seed, allowable, counter
 from stateful_pipes.integers import as_integer
 from stateful_pipes.node import Node
@@ -161,7 +161,10 @@ class SamplerNode(Node[int]):
 
     def cursor(self) -> tuple[int, int]:
         """The consumed position: epoch, and samples consumed in it over all ranks."""
-        epoch, consumed = self.consumed()
+        try:
+            epoch, consumed = self.consumed()
+        except LoaderFailedError:  # a load was cut short, and nothing is known until the next
+            return self._epoch, self._consumed
         return epoch, consumed
 
     def _share(self, consumed: int) -> int | None:

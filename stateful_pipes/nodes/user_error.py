@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NoReturn
 
+from stateful_pipes.errors import add_note
+
 __all__ = ["raise_noted"]
 
 
@@ -13,5 +15,5 @@ def raise_noted(error: Exception, function: object, note: str) -> NoReturn:
         stopped = RuntimeError(f"{function!r} raised StopIteration")
         stopped.add_note(note)
         raise stopped from error
-    error.add_note(note)
+    add_note(error, note)
     raise error

@@ -29,9 +29,9 @@ _PACKET = 16 * 1024
 _DONTWAIT = int(socket.MSG_DONTWAIT)
 _RECEIVING = int(socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC)
 _TRUNCATED = int(socket.MSG_CTRUNC)
-# Task, sender, slot and whether anything lies there; the body's memory, offset and length; in it, the number of buffers, and
+# Task, slot and whether anything lies there; the body's memory, offset and length; in it, the number of buffers, and
 # where the pickle begins, which is last.
-_HEAD = struct.Struct("<qqq?qqqqq")
+_HEAD = struct.Struct("<qq?qqqqq")
 # A buffer's memory, offset and length.
 _ENTRY = struct.Struct("<qqq")
 _HERE, _SLOT, _FILE = range(3)
@@ -51,14 +51,13 @@ class Message(NamedTuple):
     spilled: list[Any]
 
 
-def pack(value: object, slot: Slot | None = None, *, task: int = -1, sender: int = -1, number: int = -1) -> Message:
+def pack(value: object, slot: Slot | None = None, *, task: int = -1, number: int = -1) -> Message:
     """Makes a message.
 
     Args:
         value: What to send.
         slot: Where large buffers go as far as they fit.
         task: To be read before the rest.
-        sender: The same.
         number: That of a slot for the receiver to use, if `slot` is None.
 
     Raises:
@@ -76,7 +75,7 @@ def pack(value: object, slot: Slot | None = None, *, task: int = -1, sender: int
     if length > _PACKET - _HEAD.size:
         (memory, offset), body = stored.add(memoryview(body)), b""
     number, is_used = (number, False) if slot is None else (slot.number, slot.is_used)
-    head = _HEAD.pack(task, sender, number, is_used, memory, offset, length, len(buffers), start)
+    head = _HEAD.pack(task, number, is_used, memory, offset, length, len(buffers), start)
     return Message(head, body, stored.spilled)
 
 
@@ -105,13 +104,11 @@ class Parcel(NamedTuple):
 
     Attributes:
         task: As the sender gave it.
-        sender: The same.
         number: The slot's.
         is_used: Whether anything lies there.
     """
 
     task: int
-    sender: int
     number: int
     is_used: bool
     layout: tuple[int, ...]
@@ -156,8 +153,8 @@ def receive(end: socket.socket) -> Parcel:
     file: memoryview | Exception | None = None
     if ancillary or flags & _TRUNCATED:
         file = _file_of(ancillary)
-    task, sender, number, is_used, *layout = _HEAD.unpack_from(packet)
-    return Parcel(task, sender, number, is_used, tuple(layout), packet, file)
+    task, number, is_used, *layout = _HEAD.unpack_from(packet)
+    return Parcel(task, number, is_used, tuple(layout), packet, file)
 
 
 def _file_of(ancillary: list[tuple[int, int, bytes]]) -> memoryview | Exception:

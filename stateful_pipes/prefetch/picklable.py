@@ -8,6 +8,7 @@ import pickle
 import types
 from collections import deque
 from collections.abc import Iterator
+from itertools import islice
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, cast
 
@@ -26,7 +27,7 @@ _TAKEN = (int, float, complex, str, bytes, bytearray, bool, type(None), np.ndarr
 def unpicklable(value: object, path: str) -> str:
     """The first part that cannot be pickled, as "path: why"; empty if none is found.
 
-    It asks objects how they would be reduced, and does not pickle them: no data is copied.
+    It asks objects how they would be reduced, and does not pickle them: tensors and arrays are not copied.
 
     Args:
         value: Where to begin.
@@ -34,13 +35,15 @@ def unpicklable(value: object, path: str) -> str:
     """
     seen: dict[int, object] = {}  # with the objects, or another might get the number of one that is gone
     queue = deque([(value, path)])
-    while queue and len(seen) < _LIMIT:
+    for _ in range(_LIMIT):
+        if not queue:
+            break
         value, path = queue.popleft()
         if id(value) in seen or isinstance(value, _TAKEN):
             continue
         seen[id(value)] = value
         try:
-            queue += _parts(value, path)
+            queue.extend(islice(_parts(value, path), _LIMIT))
         except RuntimeError:  # what multiprocessing shares, which can be pickled only while a process is started
             continue
         except Exception as error:

@@ -10,20 +10,20 @@ import socket
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from multiprocessing.context import BaseContext
-from typing import Any
+from typing import Any, cast
 
 from stateful_pipes.errors import ConcurrentUseError, IteratorInvalidError, WorkerDiedError, WorkerTimeoutError
 from stateful_pipes.prefetch.channel import Parcel, open_channel, receive
 from stateful_pipes.prefetch.claims import STARTING, Claims
 from stateful_pipes.prefetch.processes import Death, WorkerProcesses
+from stateful_pipes.prefetch.remote_error import restore
 from stateful_pipes.prefetch.slots import Arena
 from stateful_pipes.prefetch.tasks import TaskQueue
 from stateful_pipes.prefetch.worker import STARTED, Job, Runner
-from stateful_pipes.remote_error import restore
-from stateful_pipes.skips import note
+from stateful_pipes.skips import Skip, note
 from stateful_pipes.stream import Samples
 
 __all__ = ["WorkerPool"]
@@ -137,15 +137,15 @@ class WorkerPool:
             self._tasks.flush()
             if not self._look(None if deadline is None else max(0, deadline - time.monotonic())):
                 raise self._timeout(number)
-        self.is_broken = False
         found = self._done.pop(number)
-        if isinstance(found, WorkerDiedError):
-            raise found
-        items, error, skips = found.open(self._arena)
-        if error is not None:
-            raise restore(error)
+        try:
+            items, skips = self._opened(found)
+        except Exception:
+            self.is_broken = False
+            raise
+        self.is_broken = False
         note(skips)
-        return items or []
+        return items
 
     def forget(self) -> None:
         """Drops all tasks; what no worker has begun is taken back."""
@@ -162,6 +162,15 @@ class WorkerPool:
     def close(self) -> None:
         """Ends the workers within about a second, however busy they are; idempotent."""
         self._finalizer()
+
+    def _opened(self, found: Parcel | WorkerDiedError) -> tuple[list[Any], list[Skip]]:
+        """Items, and samples that were left out; raises what the worker raised, or why the items cannot be rebuilt."""
+        if isinstance(found, WorkerDiedError):
+            raise found
+        items, error, skips = found.open(self._arena)
+        if error is not None:
+            raise restore(error)
+        return items, [Skip(node, place, cast(Exception, restore(error))) for node, place, error in skips]
 
     def _look(self, seconds: float | None) -> bool:
         """Waits for a result to take in, or for dead workers to replace; returns whether there was either in time."""
@@ -186,6 +195,8 @@ class WorkerPool:
         if parcel.task == STARTED:
             raise restore(parcel.open()[1])
         self._in_vain = 0
+        if parcel.task not in self._tasks:
+            return
         if self._tasks.pop(parcel.task).is_forgotten:
             self._arena.give_back(parcel.number)
         else:
@@ -200,47 +211,45 @@ class WorkerPool:
         with suppress(BlockingIOError):
             while True:
                 self._collect()
-        for death in deaths:
-            self._blame(death)
+        self._in_vain += not all([self._blame(death) for death in deaths])
+        if self._in_vain > self._max_restarts:
+            raise self._died(deaths[0], None)
         for worker_id in gone:
             self._processes.replace(worker_id)
             self.restarts += 1
         self._tasks.send_again(held)
 
-    def _blame(self, death: Death) -> None:
-        """Counts the death for the task that the worker had in hand, and gives that up where it is one too many."""
+    def _blame(self, death: Death) -> bool:
+        """Counts the death for the task that the worker had in hand, and gives that up where it is one too many.
+
+        Returns:
+            Whether there was one.
+        """
         task = self._tasks.get(death.task)
         if task is None:
-            self._in_vain += 1
-            fails_to_start = death.task == STARTING and death.exit_code >= 0
-            if fails_to_start or self._in_vain > self._max_restarts:
+            if death.task == STARTING and death.exit_code is not None and death.exit_code >= 0:
                 raise self._died(death, None)
             logger.warning("%s, with no task in hand; another takes its place", death)
-            return
+            return False
         task.deaths += 1
         samples = self._samples(death.task)
         logger.warning("%s over %s; another takes its place", death, samples)
         if task.deaths > self._max_restarts:
             self._tasks.drop(death.task)
             if not task.is_forgotten:
-                self._done[death.task] = self._died(death, samples)
+                self._done[death.task] = self._died(death, samples, task.deaths)
+        return True
 
-    def _died(self, death: Death, samples: Samples | str | None) -> WorkerDiedError:
-        remedy = ""
+    def _died(self, death: Death, samples: Samples | str | None, deaths: int = 1) -> WorkerDiedError:
+        remedy = "Read these with num_workers=0 to see why" if samples is not None else ""
         if death.task == STARTING and self._method != "fork":
             remedy = 'With spawn and forkserver the main module is imported again: guard it with if __name__ == "__main__":'
         elif death.exit_code == -signal.SIGKILL:
-            remedy = "The system may have run out of memory"
-        over = "" if samples is None else f" over {samples}, as did those that tried it before ({self._max_restarts})"
-        known = samples if isinstance(samples, Samples) else Samples(-1, [], [])
-        return WorkerDiedError(
-            f"{death}{over}",
-            exit_code=death.exit_code,
-            epoch=known.epoch,
-            positions=tuple(known.positions),
-            indices=tuple(known.indices),
-            remedy=remedy,
-        )
+            remedy = "The system may have run out of memory. " + remedy
+        over = "" if samples is None else f" over {samples}"
+        over += f", the {deaths}th worker that did" if deaths > 3 else ", and others before it" if deaths > 1 else ""
+        known = samples if isinstance(samples, Samples) else None
+        return WorkerDiedError(f"{death}{over}", exit_code=death.exit_code, samples=known, remedy=remedy)
 
     def _samples(self, number: int) -> Samples | str:
         """What a task is about, for people."""
@@ -259,14 +268,14 @@ class WorkerPool:
 
 def _end(processes: WorkerProcesses | None, sockets: Iterable[socket.socket], arena: Arena, claims: Claims, pid: int) -> None:
     """Ends workers and channels; in a forked child it only closes the child's own copies of the descriptors."""
-    try:
-        if os.getpid() == pid and processes is not None:
+    with ExitStack() as stack:  # all of it, wherever an interrupt comes
+        for end in sockets:
+            stack.callback(end.close)
+        stack.callback(claims.close)
+        stack.callback(arena.close)
+        if os.getpid() == pid:
+            if processes is not None:
+                stack.callback(processes.end)
             for end in sockets:
                 with suppress(OSError):
                     end.shutdown(socket.SHUT_RDWR)
-            processes.end()
-    finally:
-        arena.close()
-        claims.close()
-        for end in sockets:
-            end.close()

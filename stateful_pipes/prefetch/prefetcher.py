@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import multiprocessing
-from array import array
 from collections import deque
 from collections.abc import Callable
 from multiprocessing.context import BaseContext
@@ -12,15 +11,16 @@ from typing import Any, NamedTuple, TypeVar
 
 from torchdata.nodes import BaseNode
 
+from stateful_pipes.contract import walk
 from stateful_pipes.errors import IteratorInvalidError
 from stateful_pipes.integers import as_integer
-from stateful_pipes.node import Node, walk
+from stateful_pipes.node import Node
 from stateful_pipes.nodes.foreign import as_node
 from stateful_pipes.nodes.mapper import SeededMapper
 from stateful_pipes.prefetch.picklable import unpicklable
 from stateful_pipes.prefetch.pool import WorkerPool
 from stateful_pipes.rng import GlobalGenerator
-from stateful_pipes.stream import Mark, Pulled, Ticket, kept, positions_of, pull_one
+from stateful_pipes.stream import Mark, Pulled, Ticket, kept, packed, positions_of, pull_one
 
 __all__ = ["ProcessPrefetcher"]
 
@@ -249,12 +249,17 @@ def _handed_out(items: list[_UnderWay]) -> Ticket:
     """The ticket of items that workers have or have made: epoch, positions, tasks."""
     epoch = items[0].pulled.ticket[0]  # type: ignore[index]  # those without a ticket are not handed out
     firsts = [positions_of(item.pulled.ticket or ())[0] for item in items]
-    positions = (firsts[0], firsts[0] + 1, 1) if len(firsts) == 1 else array("q", firsts).tobytes()
-    return (epoch, positions, tuple([item.task for item in items]))
+    return (epoch, packed(firsts), tuple([item.task for item in items]))
 
 
 def _refuse_unpicklable(top: Node[Any], worker_init_fn: object) -> None:
-    held = [(part, f"{node.name}.{key}") for node in walk(top) for key, part in node.__getstate__().items() if key != "sources"]
+    nodes: list[Any] = list(walk(top))
+    held = [
+        (part, f"{node.name}.{key}")
+        for node in nodes
+        for key, part in node.__getstate__().items()
+        if key not in ("sources", "_source")
+    ]
     for part, path in [*held, (worker_init_fn, "worker_init_fn")]:
         if found := unpicklable(part, path):
             raise TypeError(f"workers that are spawned get the pipeline as a pickle, which cannot take {found}")

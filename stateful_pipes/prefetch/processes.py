@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import multiprocessing.connection
+import os
 import select
 import signal
 import socket
@@ -13,20 +14,21 @@ from contextlib import suppress
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from stateful_pipes.prefetch.claims import IDLE, STARTING, TAKING, Claims
 from stateful_pipes.prefetch.worker import Job, start
 
 __all__ = ["Death", "WorkerProcesses"]
 
-_GRACE_S = 0.5
+_GRACE_S = 0.4
 """How long ending waits for workers to end by themselves, and then again for SIGTERM to end them, before SIGKILL."""
 
 _TAKING_S = 1.0
 """How long a worker may be between taking a task and saying which: some microseconds, unless it is stopped."""
 
 _LOOK_S = 0.0005
+_MAX_MS = 2**31 - 1
 
 
 class Death(NamedTuple):
@@ -34,15 +36,17 @@ class Death(NamedTuple):
 
     Attributes:
         worker: Its number and process id, for people.
-        exit_code: As multiprocessing has it: a signal's is negative.
+        exit_code: As multiprocessing has it: a signal's is negative. None if somebody else has asked the system for it.
         task: What it had in hand; IDLE, TAKING or STARTING if nothing.
     """
 
     worker: str
-    exit_code: int
+    exit_code: int | None
     task: int
 
     def __str__(self) -> str:
+        if self.exit_code is None:
+            return f"{self.worker} ended"
         if self.exit_code < 0:
             try:
                 return f"{self.worker} was killed by {signal.Signals(-self.exit_code).name}"
@@ -80,11 +84,11 @@ class WorkerProcesses:
         self._job = job
         self._ends = ends
         self._processes: list[BaseProcess] = []
+        self._ends_of: list[int] = []  # for each worker a descriptor that becomes readable when it ends
         self._poll: select.poll | None = None
-        self._watched: dict[int, int] = {}  # descriptors that become readable when a worker ends, and its number
         try:
             for worker_id in range(count):
-                self._processes.append(self._start(worker_id))
+                self._start(worker_id)
         except BaseException:
             self.end()
             raise
@@ -98,11 +102,10 @@ class WorkerProcesses:
         """
         if self._poll is None:
             self._poll = select.poll()
-            self._watched = {process.sentinel: worker_id for worker_id, process in enumerate(self._processes)}
-            for descriptor in (end.fileno(), *self._watched):
+            for descriptor in (end.fileno(), *self._ends_of):
                 self._poll.register(descriptor, select.POLLIN)
-        ready = self._poll.poll(None if seconds is None else 1000 * seconds)
-        ended = [self._watched[descriptor] for descriptor, _ in ready if descriptor in self._watched]
+        ready = self._poll.poll(None if seconds is None else min(1000 * seconds, _MAX_MS))
+        ended = [self._ends_of.index(descriptor) for descriptor, _ in ready if descriptor in self._ends_of]
         return len(ready) > len(ended), ended
 
     def settle(self, dead: Collection[int]) -> tuple[set[int], set[int]]:
@@ -114,30 +117,26 @@ class WorkerProcesses:
             The numbers of the dead, and the tasks in the hands of all others.
         """
         gone, held = set(dead), set()
-        for worker_id, process in enumerate(self._processes):
+        for worker_id in range(len(self._processes)):
             deadline = time.monotonic() + _TAKING_S
             while worker_id not in gone and (task := self._claims.read(worker_id).task) == TAKING:
-                if time.monotonic() > deadline:
-                    process.kill()
+                if time.monotonic() > deadline or multiprocessing.connection.wait([self._ends_of[worker_id]], _LOOK_S):
                     gone.add(worker_id)
-                elif not process.is_alive():
-                    gone.add(worker_id)
-                select.select([], [], [], _LOOK_S)
             if worker_id not in gone:
                 held.add(task)
         return gone, held
 
     def bury(self, worker_id: int) -> Death:
-        """How a dead worker ended."""
+        """How a dead worker ended. From here on it is certain that it does nothing more."""
         process = self._processes[worker_id]
-        process.join()
-        return Death(self._name(worker_id), process.exitcode or 0, self._claims.read(worker_id).task)
+        self._kill(worker_id)
+        self._reap(process)
+        return Death(self._name(worker_id), process.exitcode, self._claims.read(worker_id).task)
 
     def replace(self, worker_id: int) -> None:
         """Starts another in the place of a buried one."""
-        old, self._processes[worker_id] = self._processes[worker_id], self._start(worker_id)
-        old.close()
-        self._poll = None
+        self._discard(worker_id)
+        self._start(worker_id)
 
     def doings(self, describe: Callable[[int], str]) -> list[str]:
         """What each worker does at this moment, in words; `describe` puts a task into words."""
@@ -151,23 +150,50 @@ class WorkerProcesses:
                 process.terminate()
             self._join()
         finally:  # a second Ctrl-C ends the patience, not the ending
-            for process in self._processes:
-                process.kill()
-                process.join()
-                with suppress(ValueError):  # "still running": a thread that waits for a result is about to reap it
-                    process.close()
+            for worker_id, process in enumerate(self._processes):
+                self._kill(worker_id)
+                self._reap(process)
+                self._discard(worker_id)
 
-    def _start(self, worker_id: int) -> BaseProcess:
+    def _start(self, worker_id: int) -> None:
         self._claims.write(worker_id, STARTING)
         process: BaseProcess = self._context.Process(  # type: ignore[attr-defined]  # typeshed has it on the concrete contexts only
             target=start, args=(self._job(worker_id), *self._ends), daemon=True, name=f"stateful_pipes worker {worker_id}"
         )
-        process.start()
-        return process
+        # Ctrl-C waits until the process is noted, and does not meet one that has not yet come to ignoring it.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            process.start()
+            self._processes[worker_id : worker_id + 1] = [process]
+            self._ends_of[worker_id : worker_id + 1] = [_end_of(process)]
+            self._poll = None
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    def _kill(self, worker_id: int) -> None:
+        with suppress(ProcessLookupError):
+            if self._has_pidfd(worker_id):  # by its number another process might be hit, should this one be gone
+                signal.pidfd_send_signal(self._ends_of[worker_id], signal.SIGKILL)
+            else:
+                self._processes[worker_id].kill()
+
+    def _reap(self, process: BaseProcess) -> None:
+        # A child of ours is waited for as such; of forkserver's, only the pipe tells, which may outlive it.
+        process.join(_GRACE_S if self._context.get_start_method() == "forkserver" else None)
+
+    def _has_pidfd(self, worker_id: int) -> bool:
+        return self._ends_of[worker_id] != self._processes[worker_id].sentinel
+
+    def _discard(self, worker_id: int) -> None:
+        """Closes what was kept for a worker that is dead."""
+        if self._has_pidfd(worker_id):
+            os.close(self._ends_of[worker_id])
+        with suppress(ValueError):  # "still running": a thread that waits for a result, or others, have reaped it
+            self._processes[worker_id].close()
 
     def _join(self) -> None:
         deadline = time.monotonic() + _GRACE_S
-        waiting = {process.sentinel for process in self._processes}
+        waiting = set(self._ends_of)
         while waiting and (left := deadline - time.monotonic()) > 0:
             waiting -= set(multiprocessing.connection.wait(list(waiting), left))
 
@@ -179,6 +205,18 @@ class WorkerProcesses:
         idle = {IDLE: "has nothing to do", TAKING: "takes a task", STARTING: "is starting"}
         what = idle.get(task) or f"is busy with {describe(task)}"
         return f"{what} for {seconds:.1f} s{' and is stopped' if _is_stopped(self._processes[worker_id].pid) else ''}"
+
+
+def _end_of(process: BaseProcess) -> int:
+    """A descriptor that becomes readable when the process ends.
+
+    multiprocessing's own is a pipe, which whatever the worker forks holds open, and which ends with the server of forkserver.
+    """
+    try:
+        descriptor: int = os.pidfd_open(cast(int, process.pid))
+    except OSError:  # an older kernel
+        return process.sentinel
+    return descriptor
 
 
 def _is_stopped(pid: int | None) -> bool:

@@ -21,8 +21,8 @@ from stateful_pipes.prefetch import collate
 from stateful_pipes.prefetch.channel import Message, Parcel, open_channel, pack, receive, send
 from stateful_pipes.prefetch.claims import IDLE, TAKING, Claims
 from stateful_pipes.prefetch.picklable import unpicklable
+from stateful_pipes.prefetch.remote_error import capture
 from stateful_pipes.prefetch.slots import Arena, Slot
-from stateful_pipes.remote_error import capture
 from stateful_pipes.rng import GLOBAL_GENERATORS, WORKER, derive, seeder
 from stateful_pipes.skips import noting
 from stateful_pipes.stream import Samples
@@ -63,14 +63,15 @@ class Job(NamedTuple):
 
 def start(job: Job, tasks: socket.socket, results: socket.socket) -> None:
     """What the process begins with: `work`, while a thread sees to it that the process ends with the main one."""
+    # Ctrl-C reaches the whole group; the main process decides what becomes of the workers. It was blocked until here.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     threading.Thread(target=_end_with, args=(job.main_pid,), daemon=True, name="stateful_pipes watch").start()
     work(job, tasks, results)
 
 
 def work(job: Job, tasks: socket.socket, results: socket.socket) -> None:
     """Runs tickets until the channel is shut down."""
-    # Ctrl-C reaches the whole group; the main process decides what becomes of the workers.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     prepare_process()
     collate.install()
@@ -78,7 +79,7 @@ def work(job: Job, tasks: socket.socket, results: socket.socket) -> None:
         try:
             _prepare(job)
         except Exception as error:
-            _deliver(results, pack((None, capture(error), ()), task=STARTED, sender=job.worker_id))
+            _deliver(results, pack((None, capture(error), ()), task=STARTED))
             return
         bench = _Bench(job)
         while True:
@@ -177,15 +178,16 @@ class _Bench:
 
     def told(self, parcel: Parcel, error: Exception) -> Message:
         """The error in place of items; the slot goes back with it, if it may."""
-        return pack((None, capture(error), ()), task=parcel.task, sender=self._job.worker_id, number=self._number)
+        return pack((None, capture(error), ()), task=parcel.task, number=self._number)
 
     def _message(self, parcel: Parcel, slot: Slot | None) -> Message:
         """A function of its own, so that when it returns nothing but the user's code can still hold what it made."""
         try:
             with noting() as skips:
                 items = self._job.runner.run(parcel.open())
+            told = [(skip.node, skip.place, capture(skip.error)) for skip in skips]
             try:
-                return pack((items, None, skips), slot, task=parcel.task, sender=self._job.worker_id)
+                return pack((items, None, told), slot, task=parcel.task)
             except Exception as error:
                 if found := unpicklable(items[0] if len(items) == 1 else items, "the result"):
                     error.add_note(f"a worker sends what it made as a pickle, which cannot take {found}")
@@ -198,7 +200,7 @@ class _Bench:
         with one, other:
             send(one, message)
             parcel = receive(other)
-        return pack(parcel.open(self._job.arena), task=parcel.task, sender=parcel.sender)
+        return pack(parcel.open(self._job.arena), task=parcel.task)
 
 
 def prepare_process() -> None:

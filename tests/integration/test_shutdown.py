@@ -111,6 +111,7 @@ SCRIPT = """
     from stateful_pipes import StatefulDataLoader
 
     pipe = int(sys.argv[1])
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored in what it runs in the background
 
     class Stuck:
         def __len__(self):

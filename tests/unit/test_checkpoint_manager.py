@@ -11,6 +11,7 @@ import sys
 import textwrap
 from datetime import timedelta
 
+import numpy as np
 import pytest
 import torch
 
@@ -156,9 +157,32 @@ def test_no_code_in_a_file_is_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     manager = manager_of(tmp_path / "folder")
     manager.save(1, {"n": 1})
-    manager.save(2, {"n": Harmful()})
-    assert manager.restore(weights_only=False).step == 1
+    with pytest.raises(ValueError, match=r"posix\.mkdir"):
+        manager.save(2, {"n": Harmful()})
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.serialization, "get_unsafe_globals_in_checkpoint", lambda path: [])
+        manager.save(2, {"n": Harmful()})
+    with pytest.raises(pickle.UnpicklingError):  # whole, so not to be passed over in silence
+        manager.restore(weights_only=False)
     assert os.listdir(tmp_path) == ["folder"]
+
+
+def test_what_could_not_be_loaded_is_refused_when_it_is_saved(tmp_path):
+    manager = manager_of(tmp_path)
+    for state in (np.random.get_state(), {"best": np.float64(0.5)}, tmp_path):
+        with pytest.raises(ValueError, match="weights_only"):
+            manager.save(1, {"part": state})
+    assert os.listdir(tmp_path) == []
+    manager.save(2, {"random": torch.get_rng_state()})
+    assert manager.restore().step == 2
+
+
+def test_a_wrong_argument_is_not_taken_for_damage(tmp_path):
+    manager = manager_of(tmp_path)
+    manager.save(1, state_of(1))
+    with pytest.raises((TypeError, RuntimeError, ValueError)):
+        manager.restore(map_location="nowhere")
+    assert manager.restore(map_location="cpu").step == 1
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -218,6 +242,18 @@ def test_sigterm_ends_the_program_after_the_step_under_way_and_its_save(tmp_path
     assert steps == [1, 2, 3, 4, 5]
     assert signal.getsignal(signal.SIGTERM) is before
     assert manager.restore().step == 5
+
+
+def test_a_sigterm_after_the_last_save_is_not_swallowed(tmp_path):
+    called = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: called.append(number))
+    try:
+        with manager_of(tmp_path):
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert called == []
+        assert called == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_a_handler_that_was_there_before_is_called_after_the_save(tmp_path):

@@ -23,9 +23,9 @@ from stateful_pipes import (
     SequentialSampler,
     StatefulDataLoader,
 )
+from stateful_pipes.contract import walk
 from stateful_pipes.door import DatasetArguments
 from stateful_pipes.errors import ResumableBatchConfigurationError, ResumableModeRequiredError
-from stateful_pipes.node import walk
 from tests.streams import DrawingDataset, drawing_collate, generator_states, same
 
 DATASET = list(range(10))

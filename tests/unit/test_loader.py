@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import inspect
+import itertools
 import json
 import math
 import pickle
@@ -29,6 +30,7 @@ from stateful_pipes import (
     StatefulDataLoader,
 )
 from stateful_pipes import state as state_module
+from stateful_pipes.contract import walk
 from stateful_pipes.errors import (
     ConcurrentUseError,
     GlobalGeneratorThreadError,
@@ -40,7 +42,7 @@ from stateful_pipes.errors import (
     StateVersionError,
 )
 from stateful_pipes.fields import fixed
-from stateful_pipes.node import walk
+from stateful_pipes.stream import Stream
 from tests.streams import DrawingDataset, disturb, drawing_collate, generator_states, same
 
 
@@ -774,20 +776,77 @@ def test_after_close_a_part_may_belong_to_another():
     iter(loader)
 
 
+# A load that does not come to its end.
+
+
+@pytest.mark.parametrize("moment", ["move", "remark"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+def test_a_load_that_fails_after_the_move_leaves_nothing_to_go_on_from_but_another_load(monkeypatch, moment, error):
+    """The position is the new one, and the seeds are not: nothing may be read, not even after close()."""
+    saved = StatefulDataLoader(range(20), 2, shuffle=True, seed=1)
+    list(itertools.islice(saved, 3))
+    state, rest = saved.state_dict(), [batch.tolist() for batch in saved]
+    loader = StatefulDataLoader(range(20), 2, shuffle=True, seed=2)
+    next(iter(loader))
+    step = getattr(Stream, moment)
+
+    def fails(*arguments):
+        step(*arguments)
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Stream, moment, fails)
+        with pytest.raises(error):
+            loader.load_state_dict(state, allow=("batch_size",))
+    for _ in range(2):
+        for use in (loader.state_dict, lambda: iter(loader), lambda: loader.set_epoch(3), loader.restart, loader.checkpoint):
+            with pytest.raises(LoaderFailedError, match="cut short"):
+                use()
+        loader.close()
+    with pytest.raises(StateMismatchError):
+        loader.load_state_dict({**state, "nodes": {}})
+    with pytest.raises(LoaderFailedError, match="cut short"):
+        loader.state_dict()
+    loader.load_state_dict(state)
+    assert [batch.tolist() for batch in loader] == rest
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+def test_a_load_that_fails_before_the_move_has_changed_nothing(monkeypatch, error):
+    loader = StatefulDataLoader(range(20), 2, shuffle=True, seed=2)
+    next(iter(loader))
+    state = loader.state_dict()
+    rest = [batch.tolist() for batch in loader]
+    loader.load_state_dict(state)
+
+    def fails(*arguments):
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SamplerNode, "seek", fails)
+        with pytest.raises(error):
+            loader.load_state_dict(StatefulDataLoader(range(20), 2, shuffle=True, seed=1).state_dict())
+    assert loader.state_dict() == state
+    assert [batch.tolist() for batch in loader] == rest
+
+
 # The signature.
+
+OURS = ("seed", "rng", "max_skipped", "max_restarts", "checkpoint")
 
 
 def test_the_signature_is_torch_s_with_ours_keyword_only():
     ours = inspect.signature(StatefulDataLoader).parameters
     torchs = inspect.signature(DataLoader).parameters
-    assert list(ours) == [*torchs, "seed", "rng", "checkpoint"]
+    assert list(ours) == [*torchs, *OURS]
     for name, parameter in torchs.items():
         assert ours[name].kind is parameter.kind
         # torch writes None for what it takes as False, and "" for no device
         assert ours[name].default == parameter.default or {ours[name].default, parameter.default} == {None, False}
-    assert all(ours[name].kind is inspect.Parameter.KEYWORD_ONLY for name in ("seed", "rng", "checkpoint"))
+    assert all(ours[name].kind is inspect.Parameter.KEYWORD_ONLY for name in OURS)
     assert all(ours[name].default is None for name in ("seed", "checkpoint"))
     assert ours["rng"].default == ("python", "numpy", "torch")
+    assert (ours["max_skipped"].default, ours["max_restarts"].default) == (0, 3)
 
 
 def test_a_subclass_keeps_its_own_signature():

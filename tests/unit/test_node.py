@@ -23,9 +23,9 @@ from stateful_pipes import (
     StatefulDataLoader,
     as_node,
 )
+from stateful_pipes.contract import walk
 from stateful_pipes.errors import NodeAttachedError, ResumableModeRequiredError, StateMismatchError
 from stateful_pipes.fields import counter
-from stateful_pipes.node import walk
 
 
 class Doubler(Node):

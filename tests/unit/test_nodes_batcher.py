@@ -20,6 +20,7 @@ from stateful_pipes import (
     positions_of,
 )
 from stateful_pipes.errors import ResumableBatchConfigurationError, StateMismatchError
+from stateful_pipes.pipeline_state import load
 from stateful_pipes.rng import COLLATE, derive
 from tests.streams import disturb, drawing_collate, generator_states, same
 
@@ -216,7 +217,7 @@ def test_another_batch_size_has_to_be_named():
     with pytest.raises(StateMismatchError, match=r"batcher\.batch_size: saved 5, here 4 .*allow=\('batch_size',\)"):
         batched().load_state_dict(state)
     node = batched()
-    node.load(state, ("batch_size",))
+    load(node, state, ("batch_size",))
     assert next(node) == [0, 1, 2, 3]  # the pipeline's own
 
 
@@ -230,7 +231,7 @@ def test_another_batch_size_goes_on_at_the_same_sample():
 
 def test_another_drop_last_is_refused():
     with pytest.raises(StateMismatchError, match=r"batcher\.drop_last: saved True, here False"):
-        batched().load(batched(drop_last=True).state_dict(), ("batch_size", "world_size"))
+        load(batched(), batched(drop_last=True).state_dict(), ("batch_size", "world_size"))
 
 
 def test_over_an_endless_order():

@@ -11,6 +11,7 @@ import pytest
 
 from stateful_pipes import InfiniteRandomSampler, OrderSampler, RandomSampler, SamplerNode, SequentialSampler, positions_of
 from stateful_pipes.errors import ResumableBatchConfigurationError, StateMismatchError
+from stateful_pipes.pipeline_state import load
 
 
 def node_of(length, rank=0, world_size=1, uneven="pad", seed=3):
@@ -99,7 +100,7 @@ def test_another_number_of_ranks_goes_on_where_the_state_stands(before, after, a
     found = {}
     for rank in range(after):
         node = node_of(length, rank, after, seed=9)
-        node.load(state, ("world_size",))
+        load(node, state, ("world_size",))
         found |= dict(pulled(node, 3))
     whole = order(length)
     assert {p: found[p] for p in range(consumed, length)} == {p: whole[p] for p in range(consumed, length)}
@@ -192,7 +193,7 @@ def test_a_wrong_state(changes, field):
     state["nodes"]["sampler"] |= changes
     node = node_of(100)
     with pytest.raises(StateMismatchError, match=rf"sampler\.{field}: "):
-        node.load(state, ("world_size",))
+        load(node, state, ("world_size",))
     assert node.consumed() == (0, 0)
 
 

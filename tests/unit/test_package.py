@@ -52,7 +52,7 @@ PUBLIC = [
 
 # The house: each room imports only from those before it; rooms of one storey may know each other in the order given.
 STOREYS = [
-    ["errors", "integers", "naming", "remote_error"],
+    ["errors", "integers", "naming"],
     ["fields", "encoding", "rng"],
     ["state"],
     ["permutation"],
@@ -60,6 +60,7 @@ STOREYS = [
     ["skips"],
     ["stream"],
     ["contract"],
+    ["pipeline_state"],
     ["node"],
     ["nodes"],
     ["prefetch"],
@@ -262,7 +263,7 @@ def test_an_order_knows_no_node_and_a_node_no_process():
         if room in ("node", "nodes", "stream"):
             assert rooms.isdisjoint({"prefetch", "loader", "view", "door", "checkpoint"})
         if path.name == "worker.py":
-            assert rooms <= {"prefetch", "remote_error", "rng", "skips", "stream"}
+            assert rooms <= {"prefetch", "rng", "skips", "stream"}
 
 
 def test_no_assert_for_what_a_user_gave():

@@ -25,8 +25,8 @@ from stateful_pipes import (
     SequentialSampler,
     StatefulDataLoader,
 )
+from stateful_pipes.contract import walk
 from stateful_pipes.errors import IteratorInvalidError, LoaderFailedError, WorkerDiedError, WorkerTimeoutError
-from stateful_pipes.node import walk
 from stateful_pipes.prefetch.pool import WorkerPool
 from tests.streams import DrawingDataset, disturb, drawing_collate, generator_states, same
 

@@ -11,7 +11,6 @@ import torch
 
 from stateful_pipes import ProcessPrefetcher, SamplerNode, SeededBatcher, SeededMapper, SequentialSampler, StatefulDataLoader
 from stateful_pipes.errors import LoaderFailedError, StateMismatchError
-from stateful_pipes.remote_error import capture
 from stateful_pipes.skips import LEFT_OUT, Skip, admitted, note, noting
 
 
@@ -223,7 +222,7 @@ def test_what_is_left_out_stays_one_object():
 
 
 def test_a_scope_within_a_scope_keeps_its_own():
-    one, other = (Skip("mapper", str(number), capture(ValueError(number))) for number in range(2))
+    one, other = (Skip("mapper", str(number), ValueError(number)) for number in range(2))
     note([one])  # nobody listens
     with noting() as outer:
         note([one])
@@ -234,7 +233,7 @@ def test_a_scope_within_a_scope_keeps_its_own():
 
 
 def test_counting_changes_nothing_before_it_is_sure():
-    skips = [Skip("a", "here", capture(ValueError(1))), Skip("b", "there", capture(KeyError(2)))]
+    skips = [Skip("a", "here", ValueError(1)), Skip("b", "there", KeyError(2))]
     counts = {"a": 1}
     assert admitted(skips, {"a": 2, "b": 1}, counts) == {"a": 2, "b": 1}
     with pytest.raises(KeyError):

@@ -22,14 +22,15 @@ from torch.utils.data import default_collate, get_worker_info
 from stateful_pipes.prefetch import worker
 from stateful_pipes.prefetch.channel import open_channel, pack, receive, send
 from stateful_pipes.prefetch.claims import TAKING, Claims
+from stateful_pipes.prefetch.remote_error import restore
 from stateful_pipes.prefetch.slots import Arena
 from stateful_pipes.prefetch.worker import STARTED, Job, work
-from stateful_pipes.remote_error import restore
 from stateful_pipes.rng import WORKER, derive
 from tests.streams import generator_states, same
 from tests.unit.test_slots import taken, twin
 
 SLOTS = 12
+HANDLER = signal.getsignal(signal.SIGINT)
 
 
 class Squares:
@@ -62,13 +63,13 @@ def this_process_as_a_worker(monkeypatch):
     torch.set_rng_state(states[2])
 
 
-Result = namedtuple("Result", ["task", "worker_id", "items", "error"])
+Result = namedtuple("Result", ["task", "items", "error"])
 
 
 def opened(parcel, arena=None):
     items, error, skips = parcel.open(arena)
     assert not skips
-    return Result(parcel.task, parcel.sender, items, error)
+    return Result(parcel.task, items, error)
 
 
 def answers(tickets, *, init=None, worker_id=1, arena=None, runner=None):
@@ -94,7 +95,7 @@ def answers(tickets, *, init=None, worker_id=1, arena=None, runner=None):
 @pytest.mark.usefixtures("this_process_as_a_worker")
 class TestWork:
     def test_each_ticket_is_answered_until_the_channel_ends(self):
-        assert answers([2, 3]) == [(0, 1, [4], None), (1, 1, [9], None)]
+        assert answers([2, 3]) == [(0, [4], None), (1, [9], None)]
 
     def test_it_says_what_it_has_in_hand(self, monkeypatch):
         claims, seen = Claims(3), []
@@ -132,7 +133,7 @@ class TestWork:
             raise ValueError("no license")
 
         (result,) = answers([2, 3], init=init)
-        assert (result.task, result.worker_id, result.items) == (STARTED, 1, None)
+        assert (result.task, result.items) == (STARTED, None)
         error = restore(result.error)
         assert type(error) is ValueError
         assert str(error) == "no license"
@@ -140,7 +141,7 @@ class TestWork:
     @pytest.mark.parametrize(("ticket", "kind", "words"), [("x", TypeError, "multiply"), ("stop", StopIteration, "leaked")])
     def test_an_error_is_told_and_the_worker_goes_on(self, ticket, kind, words):
         failed, good = answers([ticket, 3])
-        assert good == (1, 1, [9], None)
+        assert good == (1, [9], None)
         assert failed.items is None
         error = restore(failed.error)
         assert type(error) is kind
@@ -151,11 +152,6 @@ class TestWork:
         failed, good = answers(["unpicklable", 3])
         assert good.items == [9]
         assert "pickle" in str(restore(failed.error))
-
-    def test_interrupts_are_left_to_the_main_process(self):
-        handlers = []
-        answers([], init=lambda worker_id: handlers.append(signal.getsignal(signal.SIGINT)))
-        assert handlers == [signal.SIG_IGN]
 
     def test_another_worker_may_be_quicker(self):
         """The ticket is gone between the poll and the read: it waits on and takes no harm."""
@@ -388,6 +384,6 @@ class TestWithSlots:
 
 
 def test_this_process_is_as_it_was():
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is HANDLER
     assert threading.current_thread() is threading.main_thread()
     assert get_worker_info() is None

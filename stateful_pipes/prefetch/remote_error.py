@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pickle
+import re
 import traceback
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from stateful_pipes.errors import add_note
 
 __all__ = ["RemoteError", "capture", "restore"]
 
@@ -17,7 +20,7 @@ class RemoteError(NamedTuple):
         shown: Type and text.
         trace: The worker's traceback, causes included.
         notes: The exception's notes.
-        parts: Those of a group, which is then (class, message, attributes) in `pickled`.
+        parts: Those of a group.
     """
 
     pickled: bytes
@@ -40,80 +43,78 @@ def capture(error: BaseException) -> RemoteError:
     shown = "".join(traceback.format_exception_only(type(error), error)).strip()
     attributes = {key: value for key, value in error.__dict__.items() if key != "__notes__"}
     notes = tuple(map(str, getattr(error, "__notes__", ())))
-    if isinstance(error, BaseExceptionGroup):
-        parts = tuple(map(capture, error.exceptions))
-        return RemoteError(_dumps((type(error), error.message, _picklable(attributes))), shown, trace, notes, parts)
+    inner = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
+    parts = tuple(map(capture, inner))
+    args = (error.message,) if isinstance(error, BaseExceptionGroup) else error.args
+    safe = (type(error), tuple(map(_safe, args)), {key: value for key, value in attributes.items() if _can_be_pickled(value)})
     # First pickle's own way, since Python's errors keep fields outside of args and attributes.
-    for form in (error, (type(error), error.args, attributes), (type(error), error.args, _picklable(attributes))):
+    forms = [(type(error), args, attributes), safe] if parts else [error, (type(error), args, attributes), safe]
+    best = b""
+    for form in forms:
         try:
             pickled = pickle.dumps(form)
-            rebuilt = _rebuild(pickled)
-            faithful = type(rebuilt) is type(error) and _text(rebuilt) == _text(error)
+            rebuilt = _rebuild(pickled, list(inner))
+            is_same = type(rebuilt) is type(error) and _text(rebuilt) == _text(error)
         except Exception:
             continue
-        if faithful:
-            return RemoteError(pickled, shown, trace, notes)
-    return RemoteError(b"", shown, trace, notes)
+        if type(rebuilt) is type(error):
+            best = pickled if is_same else best or pickled  # rather another text than another type
+        if is_same:
+            break
+    return RemoteError(best, shown, trace, notes, parts)
 
 
 def restore(remote: RemoteError) -> BaseException:
     """The exception again: its own type, arguments, attributes and notes; RuntimeError where that cannot be."""
     error = _restored(remote)
-    error.__cause__ = WorkerTraceback(remote.trace)
+    object.__setattr__(error, "__cause__", WorkerTraceback(remote.trace))  # a frozen dataclass refuses the plain way
     return error
 
 
 def _restored(remote: RemoteError) -> BaseException:
     parts = list(map(_restored, remote.parts))
     try:
-        error = _regroup(remote.pickled, parts) if parts else _rebuild(remote.pickled)
+        error = _rebuild(remote.pickled, parts)
     except Exception:
         error = BaseExceptionGroup(remote.shown, parts) if parts else RuntimeError(remote.shown)
     error.__dict__.pop("__notes__", None)
     for note in remote.notes:
-        error.add_note(note)
+        add_note(error, note)
     return error
 
 
-def _text(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception as broken:
-        return f"str() fails: {broken!r}"
-
-
-def _rebuild(pickled: bytes) -> BaseException:
+def _rebuild(pickled: bytes, parts: list[BaseException]) -> BaseException:
     form = pickle.loads(pickled)
     if isinstance(form, BaseException):
         return form
     kind, args, attributes = form
+    args = (*args, parts) if parts else args
     # Not kind(*args): a constructor may take other arguments than it hands to BaseException.
-    error: BaseException = kind.__new__(kind, *args)
-    error.args = args
-    error.__dict__.update(attributes)
-    return error
-
-
-def _regroup(pickled: bytes, parts: list[BaseException]) -> BaseException:
-    kind, message, attributes = pickle.loads(pickled)
-    error: BaseException = kind.__new__(kind, message, parts)
-    error.__dict__.update(attributes)
-    return error
-
-
-def _dumps(value: object) -> bytes:
     try:
-        return pickle.dumps(value)
-    except Exception:  # a class that is local
-        return b""
+        error: BaseException = kind.__new__(kind, *args)
+    except Exception:
+        error = next(base for base in kind.__mro__ if base.__module__ == "builtins").__new__(kind, *args)
+    if not parts:
+        object.__setattr__(error, "args", args)
+    error.__dict__.update(attributes)
+    return error
 
 
-def _picklable(attributes: dict[str, Any]) -> dict[str, Any]:
-    kept = {}
-    for key, value in attributes.items():
-        try:
-            pickle.dumps(value)
-        except Exception:
-            continue
-        kept[key] = value
-    return kept
+def _text(error: BaseException) -> str:
+    """Without addresses, which differ from process to process."""
+    try:
+        return re.sub("0x[0-9a-f]+", "0x", str(error))
+    except Exception as broken:
+        return f"str() fails: {broken!r}"
+
+
+def _safe(value: object) -> object:
+    return value if _can_be_pickled(value) else repr(value)
+
+
+def _can_be_pickled(value: object) -> bool:
+    try:
+        pickle.loads(pickle.dumps(value))
+    except Exception:
+        return False
+    return True

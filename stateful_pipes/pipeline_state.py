@@ -1,0 +1,82 @@
+"""A pipeline's state: gathered from its nodes, and loaded into them, altogether or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from contextvars import ContextVar
+from typing import Any
+
+from stateful_pipes.contract import NodeContract, walk
+from stateful_pipes.errors import Difference, StateMismatchError
+from stateful_pipes.fields import Scalar, ruled
+from stateful_pipes.state import LoaderState, envelope, validate
+from stateful_pipes.stream import Mark
+
+__all__ = ["ALLOW", "load", "state_at"]
+
+ALLOW: ContextVar[Collection[str]] = ContextVar("allow", default=())
+"""Reaches the nodes of this library inside foreign ones, whose reset() has no way to pass it on."""
+
+
+def state_at(node: NodeContract, mark: Mark) -> LoaderState:
+    """The state of this node and all below it at `mark`."""
+    entries: dict[str, dict[str, Scalar]] = {}
+    _collect(node, mark, entries)
+    skipped = node.reader().skipped
+    for below in walk(node):
+        if below.max_skipped:
+            entries[below.name]["skipped"] = skipped.get(below.name, 0)
+    return envelope(mark[0], entries)
+
+
+def load(top: NodeContract, state: Mapping[str, Any], allow: Collection[str] = ()) -> int:
+    """Validates a state, then adopts it and moves the stream there; returns the epoch that was under way.
+
+    Raises:
+        StateMismatchError, StateVersionError: the state does not fit; nothing is changed.
+    """
+    stream = top.stream
+    before = stream.last(top)
+    current = state_at(top, before)["nodes"]
+    rules = {node.name: node.rules() for node in walk(top)}
+    valid = validate(state, {name: ruled(entry, rules[name]) for name, entry in current.items()}, allow)
+    saved, epoch = valid["nodes"], valid["epoch"]
+    mark = _located(top, saved)
+    if epoch != mark[0] and not (epoch == mark[0] - 1 and top.at_start(mark)):
+        wrong = Difference("", "epoch", epoch, mark[0], "the nodes stand in that epoch")
+        raise StateMismatchError(differences=(wrong,))
+    token = ALLOW.set(allow)
+    was_lost, stream.lost = stream.lost, "a load was cut short"
+    try:
+        _adopt(top, saved)
+        stream.move(top, mark)
+        if allow:
+            stream.remark(top)
+        stream.skipped = {node.name: int(saved[node.name].get("skipped", 0)) for node in walk(top) if node.max_skipped}
+    except BaseException:
+        _adopt(top, current)
+        if stream.last(top) is before:  # else it has arrived, and under the wrong seeds
+            stream.lost = was_lost
+        raise
+    finally:
+        ALLOW.reset(token)
+    stream.lost = ""
+    return epoch
+
+
+def _collect(node: NodeContract, mark: Mark, entries: dict[str, dict[str, Scalar]]) -> None:
+    for source, part in zip(node.sources, node.parts(mark), strict=False):
+        _collect(source, part, entries)
+    entry = node.entry(mark)
+    if len(entry) > 1:
+        entries[node.name] = entry
+
+
+def _adopt(top: NodeContract, entries: Mapping[str, Mapping[str, Any]]) -> None:
+    for node in walk(top):
+        if node.name in entries:
+            node.adopt_entry(entries[node.name])
+
+
+def _located(node: NodeContract, saved: Mapping[str, Mapping[str, Any]]) -> Mark:
+    return node.locate(saved.get(node.name, {}), tuple(_located(source, saved) for source in node.sources))
