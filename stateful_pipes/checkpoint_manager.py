@@ -55,7 +55,8 @@ class CheckpointManager:
     state saved, then the program ends. Under torch.distributed one rank saves; all may restore.
 
     Args:
-        folder: Made if it is missing. Nothing else should write to files of these names.
+        folder: One training's, made if it is missing: a new training in it would find the old one's checkpoints, and two at once
+            would remove each other's.
         every: How many steps, or how much time, between two checkpoints.
         keep: How many of the newest stay.
 

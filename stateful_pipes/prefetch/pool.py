@@ -186,7 +186,8 @@ class WorkerPool:
     def _timeout(self, number: int) -> WorkerTimeoutError:
         doings = "; ".join(self._processes.doings(lambda task: str(self._samples(task))))
         return WorkerTimeoutError(
-            f"{self._samples(number)} is still under way; {doings}", remedy="Raise timeout, or look at these workers"
+            f"{self._samples(number)} is still under way; {doings}",
+            remedy="Raise timeout, or look where a worker stands (py-spy dump --pid PID); close() lets it go on",
         )
 
     def _collect(self) -> None:
@@ -253,8 +254,11 @@ class WorkerPool:
 
     def _samples(self, number: int) -> Samples | str:
         """What a task is about, for people."""
+        task = self._tasks.get(number)
+        if task is None:
+            return "what it has delivered by now"
         try:
-            return self._runner.samples(self._tasks.get(number).ticket)  # type: ignore[union-attr]  # told for what it is
+            return self._runner.samples(task.ticket)
         except Exception:  # a ticket of a node that does not say
             return f"task {number}"
 

@@ -131,7 +131,10 @@ class WorkerProcesses:
         process = self._processes[worker_id]
         self._kill(worker_id)
         self._reap(process)
-        return Death(self._name(worker_id), process.exitcode, self._claims.read(worker_id).task)
+        code = process.exitcode
+        if code == 255 and self._context.get_start_method() == "forkserver":  # what it says when its server is gone
+            code = None
+        return Death(self._name(worker_id), code, self._claims.read(worker_id).task)
 
     def replace(self, worker_id: int) -> None:
         """Starts another in the place of a buried one."""

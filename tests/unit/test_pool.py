@@ -21,7 +21,7 @@ from torch.utils.data import default_collate
 
 from stateful_pipes.errors import ConcurrentUseError, WorkerDiedError, WorkerTimeoutError
 from stateful_pipes.prefetch import memory_files, processes
-from stateful_pipes.prefetch.claims import TAKING
+from stateful_pipes.prefetch.claims import IDLE, TAKING
 from stateful_pipes.prefetch.pool import WorkerPool
 from stateful_pipes.prefetch.slots import SLOT_BYTES
 from stateful_pipes.stream import Samples
@@ -367,8 +367,9 @@ def test_workers_outlive_the_server_that_forked_them(make):
     """And are not taken for dead: two would write to one slot."""
     pool = make(2, method="forkserver")
     assert pool.result(pool.submit(("square", 3))) == [9]
-    server = forkserver._forkserver._forkserver_pid
-    os.kill(server, signal.SIGKILL)
+    while {pool._claims.read(worker_id).task for worker_id in range(2)} != {IDLE}:
+        pass
+    os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL)
     tasks = [pool.submit(("square", value)) for value in range(20)]
     assert [pool.result(task) for task in tasks] == [[value * value] for value in range(20)]
     assert pool.restarts == 0
