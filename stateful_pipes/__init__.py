@@ -6,8 +6,8 @@ The house, each room importing only from those above it:
     fields  encoding  rng
     state  permutation
     samplers/                                      orders: pure functions of (seed, epoch, position)
-    skips  stream  contract  pipeline_state        the cursor half and the pure half of a pipeline
-    node  nodes/
+    skips  ticket  stream  contract                the cursor half and the pure half of a pipeline
+    pipeline_state  node  nodes/
     prefetch/                                      worker processes
     checkpoint  checkpoint_manager                 files
     door  view  loader  dataset                    the top
@@ -28,7 +28,7 @@ from stateful_pipes.prefetch.prefetcher import ProcessPrefetcher
 from stateful_pipes.samplers import InfiniteRandomSampler, Order, OrderSampler, RandomSampler, SequentialSampler
 from stateful_pipes.skips import LEFT_OUT
 from stateful_pipes.state import LIBRARY_VERSION, LoaderState, SamplerState
-from stateful_pipes.stream import Mark, Ticket, positions_of
+from stateful_pipes.ticket import Mark, Ticket, positions_of
 from stateful_pipes.view import Position
 
 __all__ = [

@@ -8,7 +8,8 @@ from typing import Any
 
 from stateful_pipes.fields import Rule, Scalar
 from stateful_pipes.rng import GlobalGenerator
-from stateful_pipes.stream import Mark, Samples, Stream, Ticket
+from stateful_pipes.stream import Stream
+from stateful_pipes.ticket import Mark, Samples, Ticket
 
 __all__ = ["NodeContract", "walk"]
 

@@ -16,7 +16,8 @@ from stateful_pipes.pipeline_state import ALLOW, load, state_at
 from stateful_pipes.rng import preserved
 from stateful_pipes.samplers.order import check_epoch
 from stateful_pipes.skips import Skip, admitted
-from stateful_pipes.stream import Mark, Stream
+from stateful_pipes.stream import Stream
+from stateful_pipes.ticket import Mark
 
 __all__ = ["Node"]
 

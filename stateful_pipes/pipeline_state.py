@@ -10,12 +10,15 @@ from stateful_pipes.contract import NodeContract, walk
 from stateful_pipes.errors import Difference, StateMismatchError
 from stateful_pipes.fields import Scalar, ruled
 from stateful_pipes.state import LoaderState, envelope, validate
-from stateful_pipes.stream import Mark
+from stateful_pipes.ticket import Mark
 
 __all__ = ["ALLOW", "load", "state_at"]
 
 ALLOW: ContextVar[Collection[str]] = ContextVar("allow", default=())
 """Reaches the nodes of this library inside foreign ones, whose reset() has no way to pass it on."""
+
+
+_Entries = Mapping[str, Mapping[str, Any]]
 
 
 def state_at(node: NodeContract, mark: Mark) -> LoaderState:
@@ -35,21 +38,28 @@ def load(top: NodeContract, state: Mapping[str, Any], allow: Collection[str] = (
     Raises:
         StateMismatchError, StateVersionError: the state does not fit; nothing is changed.
     """
+    with top.stream.entered():
+        before = top.stream.last(top)
+        current = state_at(top, before)["nodes"]
+        rules = {node.name: node.rules() for node in walk(top)}
+        valid = validate(state, {name: ruled(entry, rules[name]) for name, entry in current.items()}, allow)
+        saved, epoch = valid["nodes"], valid["epoch"]
+        mark = _located(top, saved)
+        if epoch != mark[0] and not (epoch == mark[0] - 1 and top.at_start(mark)):
+            wrong = Difference("", "epoch", epoch, mark[0], "the nodes stand in that epoch")
+            raise StateMismatchError(differences=(wrong,))
+        _take_over(top, saved, mark, allow, before, current)
+        return epoch
+
+
+def _take_over(top: NodeContract, saved: _Entries, mark: Mark, allow: Collection[str], before: Mark, current: _Entries) -> None:
+    """Adopts the entries and moves there. Where that fails, the nodes are as they were, or the position is known to be lost."""
     stream = top.stream
-    before = stream.last(top)
-    current = state_at(top, before)["nodes"]
-    rules = {node.name: node.rules() for node in walk(top)}
-    valid = validate(state, {name: ruled(entry, rules[name]) for name, entry in current.items()}, allow)
-    saved, epoch = valid["nodes"], valid["epoch"]
-    mark = _located(top, saved)
-    if epoch != mark[0] and not (epoch == mark[0] - 1 and top.at_start(mark)):
-        wrong = Difference("", "epoch", epoch, mark[0], "the nodes stand in that epoch")
-        raise StateMismatchError(differences=(wrong,))
     token = ALLOW.set(allow)
     was_lost, stream.lost = stream.lost, "a load was cut short"
     try:
         _adopt(top, saved)
-        stream.move(top, mark)
+        stream.relocate(top, mark)
         if allow:
             stream.remark(top)
         stream.skipped = {node.name: int(saved[node.name].get("skipped", 0)) for node in walk(top) if node.max_skipped}
@@ -61,7 +71,6 @@ def load(top: NodeContract, state: Mapping[str, Any], allow: Collection[str] = (
     finally:
         ALLOW.reset(token)
     stream.lost = ""
-    return epoch
 
 
 def _collect(node: NodeContract, mark: Mark, entries: dict[str, dict[str, Scalar]]) -> None:

@@ -4,53 +4,15 @@ from __future__ import annotations
 
 import threading
 import traceback
-from array import array
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple, Protocol
 
 from stateful_pipes.errors import ConcurrentUseError, IteratorInvalidError, LoaderFailedError, add_note, brief
 from stateful_pipes.skips import LEFT_OUT, Skip, noting
+from stateful_pipes.ticket import Mark, Ticket
 
-__all__ = ["Mark", "Pullable", "Pulled", "Samples", "Stream", "Ticket", "kept", "packed", "positions_of", "pull_one"]
-
-Mark = tuple[Any, ...]
-"""The moving part of a node and its sources: a small plain tuple, epoch first."""
-
-Ticket = tuple[Any, ...]
-"""A block of work: (epoch, positions, what to read, seeds...); plain tuples, ints and bytes."""
-
-_SHOWN = 8
-
-
-def positions_of(ticket: Ticket) -> range | list[int]:
-    """The positions of a ticket's items within their epoch."""
-    positions = ticket[1]
-    return range(*positions) if isinstance(positions, tuple) else memoryview(positions).cast("q").tolist()
-
-
-def packed(positions: list[int]) -> tuple[int, int, int] | bytes:
-    """Positions as a ticket holds them."""
-    return (positions[0], positions[0] + 1, 1) if len(positions) == 1 else array("q", positions).tobytes()
-
-
-class Samples(NamedTuple):
-    """What a ticket is made of.
-
-    Attributes:
-        epoch: The epoch.
-        positions: Of its samples.
-        indices: What is read at these; empty if that is not known.
-    """
-
-    epoch: int
-    positions: list[int]
-    indices: list[Any]
-
-    def __str__(self) -> str:
-        positions, indices = (", ".join(map(repr, some[:_SHOWN])) for some in (self.positions, self.indices))
-        more = ", ..." if len(self.positions) > _SHOWN else ""
-        return f"epoch {self.epoch}, positions {positions}{more}" + (f" (indices {indices}{more})" if indices else "")
+__all__ = ["Pullable", "Pulled", "Stream", "kept", "pull_one"]
 
 
 class Pullable(Protocol):
@@ -234,22 +196,32 @@ class Stream:
                 self._failure, remedy="close() or load_state_dict() lets it go on from the last consumed item"
             )
 
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Keeps other threads out, as `take` does; ConcurrentUseError if one is in there."""
+        mine = (threading.get_ident(),)
+        try:
+            self._enter(mine)
+            yield
+        finally:
+            self._leave(mine)
+
     def move(self, node: Pullable, mark: Mark, ends: bool = False) -> None:
         """Goes to another mark; what was pulled ahead is dropped, and older iterators become invalid or, with `ends`, end.
 
         If the node refuses the mark it is led back to the committed one, and nothing has changed.
         """
-        mine = (threading.get_ident(),)
-        try:
-            self._enter(mine)
-            self._committed = self.last(node)
-            self._ahead, self._astray = None, True
-            node.seek(mark)
-            self._drop(ends)
-            self._committed = mark
-            self._astray = False
-        finally:
-            self._leave(mine)
+        with self.entered():
+            self.relocate(node, mark, ends)
+
+    def relocate(self, node: Pullable, mark: Mark, ends: bool = False) -> None:
+        """What `move` does, for one who has entered."""
+        self._committed = self.last(node)
+        self._ahead, self._astray = None, True
+        node.seek(mark)
+        self._drop(ends)
+        self._committed = mark
+        self._astray = False
 
     def remark(self, node: Pullable) -> None:
         """Takes the committed mark anew from where the node stands, which has taken over other arguments than the mark's."""

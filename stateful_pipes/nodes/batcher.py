@@ -16,7 +16,7 @@ from stateful_pipes.nodes.foreign import as_node, walk_all
 from stateful_pipes.nodes.user_error import raise_noted
 from stateful_pipes.rng import COLLATE, GLOBAL_GENERATORS, GlobalGenerator, as_seed, derive, derive_each, draw_seed, seeder
 from stateful_pipes.skips import LEFT_OUT
-from stateful_pipes.stream import Mark, Samples, Ticket, packed, positions_of
+from stateful_pipes.ticket import Mark, Samples, Ticket, packed, positions_of
 
 __all__ = ["SeededBatcher"]
 

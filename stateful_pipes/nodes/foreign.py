@@ -15,7 +15,7 @@ from stateful_pipes.fields import Rule, Scalar, counter, text
 from stateful_pipes.naming import snake_case
 from stateful_pipes.node import Node
 from stateful_pipes.samplers import ResumableSampler
-from stateful_pipes.stream import Mark, Samples, Ticket, positions_of
+from stateful_pipes.ticket import Mark, Samples, Ticket, positions_of
 
 __all__ = ["ForeignNode", "as_node", "walk_all"]
 

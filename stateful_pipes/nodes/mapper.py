@@ -27,7 +27,7 @@ from stateful_pipes.rng import (
     seeder,
 )
 from stateful_pipes.skips import LEFT_OUT, Skip, note
-from stateful_pipes.stream import Samples, Ticket, positions_of
+from stateful_pipes.ticket import Samples, Ticket, positions_of
 
 __all__ = ["SeededMapper"]
 

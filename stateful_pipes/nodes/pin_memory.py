@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch.utils.data._utils.pin_memory as torch_pin_memory
 
 from stateful_pipes.node import Node
-from stateful_pipes.stream import Ticket
+from stateful_pipes.ticket import Ticket
 
 __all__ = ["PinnedMemory"]
 

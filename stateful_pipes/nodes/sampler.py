@@ -15,7 +15,7 @@ from stateful_pipes.fields import Rule, Scalar, adopted_seed, allowable, counter
 from stateful_pipes.integers import as_integer
 from stateful_pipes.node import Node
 from stateful_pipes.samplers import Order, ResumableSampler, as_resumable
-from stateful_pipes.stream import Mark, Samples, Ticket, positions_of
+from stateful_pipes.ticket import Mark, Samples, Ticket, positions_of
 
 __all__ = ["SamplerNode"]
 

@@ -24,7 +24,7 @@ from stateful_pipes.prefetch.slots import Arena
 from stateful_pipes.prefetch.tasks import TaskQueue
 from stateful_pipes.prefetch.worker import STARTED, Job, Runner
 from stateful_pipes.skips import Skip, note
-from stateful_pipes.stream import Samples
+from stateful_pipes.ticket import Samples
 
 __all__ = ["WorkerPool"]
 

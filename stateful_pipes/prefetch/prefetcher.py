@@ -20,7 +20,8 @@ from stateful_pipes.nodes.mapper import SeededMapper
 from stateful_pipes.prefetch.picklable import unpicklable
 from stateful_pipes.prefetch.pool import WorkerPool
 from stateful_pipes.rng import GlobalGenerator
-from stateful_pipes.stream import Mark, Pulled, Ticket, kept, packed, positions_of, pull_one
+from stateful_pipes.stream import Pulled, kept, pull_one
+from stateful_pipes.ticket import Mark, Ticket, packed, positions_of
 
 __all__ = ["ProcessPrefetcher"]
 

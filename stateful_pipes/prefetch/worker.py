@@ -25,7 +25,7 @@ from stateful_pipes.prefetch.remote_error import capture
 from stateful_pipes.prefetch.slots import Arena, Slot
 from stateful_pipes.rng import GLOBAL_GENERATORS, WORKER, derive, seeder
 from stateful_pipes.skips import noting
-from stateful_pipes.stream import Samples
+from stateful_pipes.ticket import Samples
 
 __all__ = ["STARTED", "Job", "Runner", "keep_freed_memory", "prepare_process", "start", "work"]
 

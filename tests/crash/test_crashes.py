@@ -85,7 +85,7 @@ def run_and_kill(folder, workers, draw):
     left = 1 if kind in b"LW" else left
     while left and (said := os.read(hear, 1)):
         left -= said == kind
-    for _ in range(draw.randint(0, 20_000)):  # a moment, of which nothing depends
+    for _ in range(int(10 ** draw.uniform(2, 5.7))):  # a moment, up to some tens of milliseconds: a save takes as long
         pass
     os.kill(process.pid, signal.SIGKILL)
     while os.read(hear, 100):  # until its workers, which hold the other end, are gone too
@@ -115,8 +115,12 @@ def killed_trainings(folder, truth, kills, seed):
         run.mkdir()
         while done < kills and not run_and_kill(run, draw.choice([0, 1, 2]), draw):
             done += 1
+        durable = 0
         for start, consumed in segments(run):
             resumed += start > 0
+            # What was saved before the next step was logged is durable.
+            assert start >= durable, f"seed {seed}, run {number}: a checkpoint was lost"
+            durable = max(start, start + 3 * ((len(consumed) - 1) // 3))
             assert consumed == truth[start : start + len(consumed)], f"seed {seed}, run {number}, from step {start}"
         manager = CheckpointManager(run, every=1)
         if manager.steps():

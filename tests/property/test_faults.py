@@ -102,6 +102,7 @@ class FaultMachine(RuleBasedStateMachine):
             else:
                 assert same(batch, TRUTH[self.at])
                 self.at += 1
+                self.kills = sum(flag in (EXITS, DIES_ONCE) for flag in self.flags)
             epoch, done = divmod(self.at, EPOCH)
             assert self.loader.position == (epoch, min(done * BATCH, LENGTH))
 

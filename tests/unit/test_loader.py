@@ -779,7 +779,7 @@ def test_after_close_a_part_may_belong_to_another():
 # A load that does not come to its end.
 
 
-@pytest.mark.parametrize("moment", ["move", "remark"])
+@pytest.mark.parametrize("moment", ["relocate", "remark"])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
 def test_a_load_that_fails_after_the_move_leaves_nothing_to_go_on_from_but_another_load(monkeypatch, moment, error):
     """The position is the new one, and the seeds are not: nothing may be read, not even after close()."""

@@ -20,7 +20,7 @@ from stateful_pipes import (
 )
 from stateful_pipes.errors import GlobalGeneratorThreadError, StateMismatchError
 from stateful_pipes.rng import SAMPLE, derive
-from stateful_pipes.stream import positions_of
+from stateful_pipes.ticket import positions_of
 from tests.streams import disturb, generator_states, same
 
 

@@ -24,7 +24,7 @@ from stateful_pipes.prefetch import memory_files, processes
 from stateful_pipes.prefetch.claims import IDLE, TAKING
 from stateful_pipes.prefetch.pool import WorkerPool
 from stateful_pipes.prefetch.slots import SLOT_BYTES
-from stateful_pipes.stream import Samples
+from stateful_pipes.ticket import Samples
 from tests.streams import same
 
 
