@@ -10,15 +10,15 @@ lies in the folder for temporary files. Before that it is checked that what was 
 Latest, on two cores of an AMD EPYC, otherwise idle:
 
     what                                       unit  times  lower q.  median  upper q.         target  reached
-    no states                             batches/s     33     227.6     233       245              -        -
-    states and files                      batches/s     33     226.6   239.7     249.8              -        -
-    the same without fsync                batches/s     33       216   226.8     244.5              -        -
-    throughput, with / without                    x     33    0.9365   1.003     1.068  at least 0.97      yes
-    the same without fsync                        x     33    0.9066  0.9517     1.005              -        -
-    no states, main process                us/batch     33     439.2   493.8     524.6              -        -
-    states and files, main process         us/batch     33     485.3   523.4     572.3              -        -
-    the same without fsync, main process   us/batch     33       509   556.1     591.1              -        -
-    CPU more, without fsync                us/batch     33     9.869   74.91     133.2     at most 60       no
+    no states                             batches/s     33     267.8   275.2     286.1              -        -
+    states and files                      batches/s     33     257.3   276.2     286.9              -        -
+    the same without fsync                batches/s     33       255   277.8     295.4              -        -
+    throughput, with / without                    x     33    0.9343  0.9841     1.035  at least 0.97      yes
+    the same without fsync                        x     33    0.9024   1.004     1.051              -        -
+    no states, main process                us/batch     33     391.4   417.8     444.5              -        -
+    states and files, main process         us/batch     33     414.8   464.2     493.1              -        -
+    the same without fsync, main process   us/batch     33     379.7   447.7     515.7              -        -
+    CPU more, without fsync                us/batch     33    -16.76   54.82     103.8     at most 60       no
 """
 
 from __future__ import annotations

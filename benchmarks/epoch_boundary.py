@@ -12,14 +12,14 @@ other batch. Before that it is checked that each epoch of both has all of its sa
 Latest, on two cores of an AMD EPYC, otherwise idle:
 
     what                         unit  times  lower q.   median  upper q.       target  reached
-    u8, stateful_pipes             ms     11    0.8783   0.9221    0.9865            -        -
-    u8, torch DataLoader           ms     11     37.65    42.75     46.76            -        -
-    u8, ours, any other batch      ms     11    0.8077    0.878    0.9558            -        -
-    u8, ours / torch                x     11    0.0199  0.02152   0.02414  at most 0.1      yes
-    tiny, stateful_pipes           ms     11    0.8517   0.9598    0.9938            -        -
-    tiny, torch DataLoader         ms     11     8.946    9.618     10.18            -        -
-    tiny, ours, any other batch    ms     11    0.7848   0.8334    0.8911            -        -
-    tiny, ours / torch              x     11    0.0904  0.09925    0.1073  at most 0.1      yes
+    u8, stateful_pipes             ms     11    0.7511   0.7778    0.8193            -        -
+    u8, torch DataLoader           ms     11     33.43    35.55     37.38            -        -
+    u8, ours, any other batch      ms     11    0.6767   0.6904    0.7454            -        -
+    u8, ours / torch                x     11   0.02037  0.02284   0.02421  at most 0.1      yes
+    tiny, stateful_pipes           ms     11    0.6905   0.6973    0.7548            -        -
+    tiny, torch DataLoader         ms     11     7.052    7.341     7.734            -        -
+    tiny, ours, any other batch    ms     11    0.6432   0.6775    0.6851            -        -
+    tiny, ours / torch              x     11   0.09412  0.09701    0.1016  at most 0.1      yes
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ Latest, on two cores of an AMD EPYC, otherwise idle:
     torch, file_descriptor: batches held  batches      1        56      56        56             -        -
     torch, file_descriptor: in /dev/shm       MiB      1     59.05   59.05     59.05             -        -
     torch, file_descriptor: descriptors     files      1       126     126       126             -        -
-    torch, file_system: batches held      batches      1        62      62        62             -        -
-    torch, file_system: in /dev/shm           MiB      1     62.54   62.54     62.54             -        -
+    torch, file_system: batches held      batches      1        63      63        63             -        -
+    torch, file_system: in /dev/shm           MiB      1     63.55   63.55     63.55             -        -
     torch, file_system: descriptors         files      1        16      16        16             -        -
 """
 

@@ -10,11 +10,11 @@ length, and the same when asked for one by one.
 Latest, on two cores of an AMD EPYC, otherwise idle:
 
     what                      unit  times  lower q.  median  upper q.        target  reached
-    an order of 10^12, built    ms     21    0.1654  0.1721    0.1816    at most 10      yes
+    an order of 10^12, built    ms     21    0.1664  0.1705    0.1926    at most 10      yes
     its memory at the peak      kB     21      2.92   2.924     2.928  at most 1000      yes
-    10^6 consecutive indices    ms     21     64.58   66.48     67.76             -        -
-    torch.randperm(10**6)       ms     21     62.58   67.72     76.74             -        -
-    indices / randperm           x     21    0.9136  0.9818     1.049     at most 4      yes
+    10^6 consecutive indices    ms     21     41.61   42.48     43.49             -        -
+    torch.randperm(10**6)       ms     21        13   14.18     15.38             -        -
+    indices / randperm           x     21     2.798   2.998     3.368     at most 4      yes
 """
 
 from __future__ import annotations

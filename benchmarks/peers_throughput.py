@@ -18,8 +18,40 @@ is not twice as fast as Grain, nothing is that seeds all three generators for ev
 
 Before anything is timed, all others give the same bytes in the same order. Peers that are not installed are left out.
 
-Latest:
+Latest, on two cores of an AMD EPYC, otherwise idle:
 
+    what                                    unit  times  lower q.  median  upper q.        target  reached
+    tiny: ours                         samples/s     11    78,118  82,839    86,423             -        -
+    tiny: StatefulDataLoader                   x     11      3.33   3.491      3.73  at least 1.8      yes
+    tiny: ParallelMapper per sample            x     11     79.51   88.87     94.66   at least 15      yes
+    tiny: ParallelMapper per batch             x     11     3.247   3.501     3.681             -        -
+    tiny: Grain                                x     11     3.067   3.447      3.58    at least 2      yes
+    tiny: the limit / Grain                    x     11      5.26   5.541      5.69             -        -
+    u8: ours                           samples/s     11    15,775  16,003    16,711             -        -
+    u8: StatefulDataLoader                     x     11     3.206   3.244     3.307  at least 2.4      yes
+    u8: ParallelMapper per sample              x     11     24.35   24.96     25.72             -        -
+    u8: ParallelMapper per batch               x     11     3.239   3.387     3.494             -        -
+    u8: Grain                                  x     11     3.175   3.254     3.441    at least 2      yes
+    u8: the limit / Grain                      x     11     4.166   4.301     4.551             -        -
+    f32: ours                          samples/s     11     5,155   5,218     5,495             -        -
+    f32: StatefulDataLoader                    x     11     3.037   3.442     3.563  at least 2.8      yes
+    f32: ParallelMapper per sample             x     11      13.5   14.26     14.69             -        -
+    f32: ParallelMapper per batch              x     11      4.46   4.859     5.131             -        -
+    f32: Grain                                 x     11     4.976   5.211     5.375    at least 2      yes
+    f32: the limit / Grain                     x     11     4.438   4.933     5.455             -        -
+    tokens: ours                       samples/s     11    45,756  48,451    53,225             -        -
+    tokens: StatefulDataLoader                 x     11      5.64   6.047     6.262    at least 3      yes
+    tokens: ParallelMapper per sample          x     11     46.32   50.42     60.51   at least 15      yes
+    tokens: ParallelMapper per batch           x     11     5.148   5.596     6.733             -        -
+    tokens: Grain                              x     11     4.052   4.138     4.562    at least 2      yes
+    tokens: the limit / Grain                  x     11     7.734    8.61     8.891             -        -
+    jpeg: ours                         samples/s     11     369.4   381.9     406.3             -        -
+    jpeg: StatefulDataLoader                   x     11     1.037   1.155      1.19    at least 1      yes
+    jpeg: ParallelMapper per sample            x     11     1.533   1.631     1.786             -        -
+    jpeg: ParallelMapper per batch             x     11     1.032   1.091     1.191             -        -
+    jpeg: Grain                                x     11     1.055   1.097     1.169  at least 1.2       no
+    jpeg: DALI                                 x     11    0.7992  0.8219    0.8824             -        -
+    jpeg: the limit / Grain                    x     11     1.054   1.148     1.169             -        -
 """
 
 from __future__ import annotations

@@ -11,32 +11,32 @@ timed, all give the same bytes in the same order.
 Latest, on two cores of an AMD EPYC, otherwise idle:
 
     what                                                  unit  times  lower q.  median  upper q.        target  reached
-    tiny: DataLoader                                 samples/s     11    26,902  27,919    28,476             -        -
-    tiny: DataLoader                              CPU us/batch     11     1,231   1,244     1,284             -        -
-    tiny: throughput, DataLoader with settings               x     11     1.028    1.07     1.153             -        -
-    tiny: throughput, ours                                   x     11     2.687   2.877     3.046  at least 1.8      yes
-    tiny: throughput, ours, rng=()                           x     11     6.288    6.76     6.992  at least 3.5      yes
-    tiny: main CPU, ours                                     x     11     5.644   6.283     6.631    at least 6      yes
-    u8: DataLoader                                   samples/s     11     5,305   5,484     5,651             -        -
-    u8: DataLoader                                CPU us/batch     11     3,452   3,681     3,825             -        -
-    u8: throughput, DataLoader with settings                 x     11    0.9561   1.071     1.087             -        -
-    u8: throughput, ours                                     x     11     2.946   3.091     3.121  at least 2.4      yes
-    u8: main CPU, ours                                       x     11     8.023   8.593     9.148    at least 8      yes
-    f32: DataLoader                                  samples/s     11     1,585   1,616     1,675             -        -
-    f32: DataLoader                               CPU us/batch     11     9,554   9,707    10,149             -        -
-    f32: throughput, DataLoader with settings                x     11     1.013   1.025     1.047             -        -
-    f32: throughput, ours                                    x     11     3.072   3.154     3.239  at least 2.8      yes
-    f32: main CPU, ours                                      x     11     17.67   18.77     21.05   at least 12      yes
-    tokens: DataLoader                               samples/s     11     7,931   8,237     8,636             -        -
-    tokens: DataLoader                            CPU us/batch     11     1,731   1,785     1,889             -        -
-    tokens: throughput, DataLoader with settings             x     11    0.9407  0.9981     1.037             -        -
-    tokens: throughput, ours                                 x     11     4.367   4.725     5.049    at least 3      yes
-    tokens: main CPU, ours                                   x     11     7.201   7.415     8.444    at least 6      yes
-    jpeg: DataLoader                                 samples/s     11       321   327.2     341.7             -        -
-    jpeg: DataLoader                              CPU us/batch     11     2,657   2,783     2,947             -        -
-    jpeg: throughput, DataLoader with settings               x     11    0.9914   1.006     1.036             -        -
-    jpeg: throughput, ours                                   x     11    0.9965   1.057      1.09    at least 1      yes
-    jpeg: main CPU, ours                                     x     11     4.917   5.248     5.615             -        -
+    tiny: DataLoader                                 samples/s     11    29,131  31,060    33,515             -        -
+    tiny: DataLoader                              CPU us/batch     11     1,060   1,100     1,161             -        -
+    tiny: throughput, DataLoader with settings               x     11    0.9321  0.9613     1.066             -        -
+    tiny: throughput, ours                                   x     11      2.63   2.753     2.871  at least 1.8      yes
+    tiny: throughput, ours, rng=()                           x     11     5.699   6.352      7.27  at least 3.5      yes
+    tiny: main CPU, ours                                     x     11     4.816   5.298     5.449    at least 6       no
+    u8: DataLoader                                   samples/s     11     5,432   5,720     5,948             -        -
+    u8: DataLoader                                CPU us/batch     11     3,337   3,549     3,698             -        -
+    u8: throughput, DataLoader with settings                 x     11    0.9269   1.043     1.047             -        -
+    u8: throughput, ours                                     x     11     2.725   3.011     3.215  at least 2.4      yes
+    u8: main CPU, ours                                       x     11      7.22   7.903     8.426    at least 8       no
+    f32: DataLoader                                  samples/s     11     1,779   1,838     1,907             -        -
+    f32: DataLoader                               CPU us/batch     11     8,414   8,529     9,076             -        -
+    f32: throughput, DataLoader with settings                x     11    0.9261  0.9639     1.024             -        -
+    f32: throughput, ours                                    x     11     2.853   3.066     3.127  at least 2.8      yes
+    f32: main CPU, ours                                      x     11     17.34   17.78     18.64   at least 12      yes
+    tokens: DataLoader                               samples/s     11     8,665   9,129     9,520             -        -
+    tokens: DataLoader                            CPU us/batch     11     1,544   1,636     1,687             -        -
+    tokens: throughput, DataLoader with settings             x     11    0.9791   1.055     1.157             -        -
+    tokens: throughput, ours                                 x     11     4.576   4.919     5.257    at least 3      yes
+    tokens: main CPU, ours                                   x     11      7.04   7.462     8.228    at least 6      yes
+    jpeg: DataLoader                                 samples/s     11     312.9   322.5     330.4             -        -
+    jpeg: DataLoader                              CPU us/batch     11     2,582   2,748     2,784             -        -
+    jpeg: throughput, DataLoader with settings               x     11    0.9666   0.981     1.028             -        -
+    jpeg: throughput, ours                                   x     11     1.015   1.049     1.142    at least 1      yes
+    jpeg: main CPU, ours                                     x     11     4.384   4.708     5.165             -        -
 """
 
 from __future__ import annotations

@@ -144,7 +144,8 @@ class WorkerPool:
             self.is_broken = False
             raise
         self.is_broken = False
-        note(skips)
+        if skips:
+            note(skips)
         return items
 
     def forget(self) -> None:
@@ -170,7 +171,7 @@ class WorkerPool:
         items, error, skips = found.open(self._arena)
         if error is not None:
             raise restore(error)
-        return items, [Skip(node, place, cast(Exception, restore(error))) for node, place, error in skips]
+        return items, [Skip(node, place, cast(Exception, restore(error))) for node, place, error in skips] if skips else skips
 
     def _look(self, seconds: float | None) -> bool:
         """Waits for a result to take in, or for dead workers to replace; returns whether there was either in time."""

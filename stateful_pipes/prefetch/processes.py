@@ -105,6 +105,8 @@ class WorkerProcesses:
             for descriptor in (end.fileno(), *self._ends_of):
                 self._poll.register(descriptor, select.POLLIN)
         ready = self._poll.poll(None if seconds is None else min(1000 * seconds, _MAX_MS))
+        if len(ready) == 1 and ready[0][0] == end.fileno():
+            return True, []
         ended = [self._ends_of.index(descriptor) for descriptor, _ in ready if descriptor in self._ends_of]
         return len(ready) > len(ended), ended
 
@@ -153,8 +155,9 @@ class WorkerProcesses:
                 process.terminate()
             self._join()
         finally:  # a second Ctrl-C ends the patience, not the ending
-            for worker_id, process in enumerate(self._processes):
+            for worker_id in range(len(self._processes)):
                 self._kill(worker_id)
+            for worker_id, process in enumerate(self._processes):
                 self._reap(process)
                 self._discard(worker_id)
 
