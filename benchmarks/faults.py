@@ -10,11 +10,11 @@ is handed out after the kill is checked to be what it would have been.
 Latest, on two cores of an AMD EPYC, otherwise idle:
 
     what                         unit  times  lower q.  median  upper q.     target  reached
-    a killed worker                ms     11     30.83   34.91     38.26          -        -
-    close(), 1 deaf workers         s     11    0.8365   0.837    0.8384  at most 1      yes
-    close(), 2 deaf workers         s     11    0.8649  0.8685    0.8687  at most 1      yes
-    close(), 8 deaf workers         s     11     1.043   1.048     1.054  at most 1       no
-    interpreter, 8 busy workers     s     11     1.145   1.173     1.222  at most 2      yes
+    a killed worker                ms     11     27.55    29.4     32.57          -        -
+    close(), 1 deaf workers         s     11    0.8373  0.8386    0.8418  at most 1      yes
+    close(), 2 deaf workers         s     11     0.835  0.8356    0.8384  at most 1      yes
+    close(), 8 deaf workers         s     11    0.9177  0.9209    0.9268  at most 1      yes
+    interpreter, 8 busy workers     s     11     1.255   1.284     1.309  at most 2      yes
 """
 
 from __future__ import annotations
