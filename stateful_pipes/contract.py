@@ -9,7 +9,7 @@ from typing import Any
 from stateful_pipes.fields import Rule, Scalar
 from stateful_pipes.rng import GlobalGenerator
 from stateful_pipes.stream import Stream
-from stateful_pipes.ticket import Mark, Samples, Ticket
+from stateful_pipes.ticket import Mark, Samples, Ticket, positions_of
 
 __all__ = ["NodeContract", "walk"]
 
@@ -37,8 +37,10 @@ class NodeContract:
         raise NotImplementedError(f"{type(self).__name__} does not implement run(ticket)")
 
     def samples(self, ticket: Ticket) -> Samples:
-        """The samples that a ticket is made of, for errors; a node whose ticket is not its source's has to say."""
-        return self._source.samples(ticket)
+        """The samples that a ticket is made of, for errors; a node above one source whose ticket is not that one's has to say."""
+        if len(self.sources) == 1:
+            return self.sources[0].samples(ticket)
+        return Samples(ticket[0], list(positions_of(ticket)), [])
 
     def mark(self) -> Mark:
         """The cursor after the last pull."""

@@ -15,7 +15,7 @@ from stateful_pipes.fields import Rule, Scalar, counter, text
 from stateful_pipes.naming import snake_case
 from stateful_pipes.node import Node
 from stateful_pipes.samplers import ResumableSampler
-from stateful_pipes.ticket import Mark, Samples, Ticket, positions_of
+from stateful_pipes.ticket import Mark, Ticket
 
 __all__ = ["ForeignNode", "as_node", "walk_all"]
 
@@ -68,9 +68,6 @@ class ForeignNode(Node[Any]):
 
     def run(self, ticket: Ticket) -> list[Any]:
         return list(ticket[2])
-
-    def samples(self, ticket: Ticket) -> Samples:
-        return Samples(ticket[0], list(positions_of(ticket)), [])
 
     def mark(self) -> Mark:
         return (self._epoch, self._position, encode(self.node.state_dict(), self.name))

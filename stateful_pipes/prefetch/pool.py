@@ -247,9 +247,9 @@ class WorkerPool:
         if death.task == STARTING and self._method != "fork":
             remedy = 'With spawn and forkserver the main module is imported again: guard it with if __name__ == "__main__":'
         elif death.exit_code == -signal.SIGKILL:
-            remedy = "The system may have run out of memory. " + remedy
+            remedy = f"The system may have run out of memory. {remedy}".rstrip()
         over = "" if samples is None else f" over {samples}"
-        over += f", the {deaths}th worker that did" if deaths > 3 else ", and others before it" if deaths > 1 else ""
+        over += f", as did {deaths - 1} before it" if deaths > 1 else ""
         known = samples if isinstance(samples, Samples) else None
         return WorkerDiedError(f"{death}{over}", exit_code=death.exit_code, samples=known, remedy=remedy)
 

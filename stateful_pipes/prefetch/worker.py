@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 import torch.utils.data._utils.worker as torch_worker
 
+from stateful_pipes.errors import add_note
 from stateful_pipes.prefetch import collate
 from stateful_pipes.prefetch.channel import Message, Parcel, open_channel, pack, receive, send
 from stateful_pipes.prefetch.claims import IDLE, TAKING, Claims
@@ -190,7 +191,7 @@ class _Bench:
                 return pack((items, None, told), slot, task=parcel.task)
             except Exception as error:
                 if found := unpicklable(items[0] if len(items) == 1 else items, "the result"):
-                    error.add_note(f"a worker sends what it made as a pickle, which cannot take {found}")
+                    add_note(error, f"a worker sends what it made as a pickle, which cannot take {found}")
                 raise
         except Exception as error:
             return self.told(parcel, error)

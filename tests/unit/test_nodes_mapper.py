@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from stateful_pipes import (
+    Node,
     ProcessPrefetcher,
     RandomSampler,
     SamplerNode,
@@ -190,6 +191,29 @@ def test_getitems_with_too_few_samples_is_an_error():
     type(dataset).__getitems__ = lambda self, indices: [0]
     with pytest.raises(ValueError, match="__getitems__ gave 1 samples for 3 indices"):
         blocks(mapped(map_fn=dataset.__getitem__, rng=()), [3])
+
+
+def test_an_error_of_getitems_names_the_block_whatever_the_source():
+    """Also over a source of the user's own, which says nothing about its tickets."""
+
+    class Source(Node):
+        def pull(self, count):
+            return (0, (0, count, 1), list(range(count)))
+
+        def run(self, ticket):
+            return ticket[2]
+
+        def mark(self):
+            return (0, 0)
+
+    class Failing(list):
+        def __getitems__(self, indices):
+            raise OSError("shard is gone")
+
+    node = SeededMapper(Source(), Failing([1, 2, 3]).__getitem__, rng=())
+    with pytest.raises(OSError, match="shard is gone") as caught:
+        node.run(node.pull(3))
+    assert "epoch 0, positions 0, 1, 2" in caught.value.__notes__[0]
 
 
 def test_getitems_may_give_any_sequence():
