@@ -54,6 +54,7 @@ def truth():
 def training(folder, workers, tell):
     """Consumes batches, logs each at once, saves now and then; says on the pipe what it is about to do."""
     manager = CheckpointManager(folder, every=3, keep=2)
+    weights = torch.zeros(2**19)  # so that a save takes its time
     os.write(tell, b"L")
     found = manager.restore()
     step = 0
@@ -69,7 +70,7 @@ def training(folder, workers, tell):
             step += 1
             os.write(log, f"{digest(batch)}\n".encode())
             os.write(tell, b"S" if step % 3 else b"C")
-            manager.save_if_due(step, lambda: {"loader": loader.state_dict()})
+            manager.save_if_due(step, lambda: {"loader": loader.state_dict(), "weights": weights})
             if step == STEPS:
                 break
     loader.close()
@@ -113,8 +114,10 @@ def killed_trainings(folder, truth, kills, seed):
     for number in itertools.count():
         run = folder / str(number)
         run.mkdir()
+        manager = CheckpointManager(run, every=1)
         while done < kills and not run_and_kill(run, draw.choice([0, 1, 2]), draw):
             done += 1
+            assert not manager.steps() or manager.restore().step == max(manager.steps()), f"seed {seed}: one is not whole"
         durable = 0
         for start, consumed in segments(run):
             resumed += start > 0
@@ -122,9 +125,6 @@ def killed_trainings(folder, truth, kills, seed):
             assert start >= durable, f"seed {seed}, run {number}: a checkpoint was lost"
             durable = max(start, start + 3 * ((len(consumed) - 1) // 3))
             assert consumed == truth[start : start + len(consumed)], f"seed {seed}, run {number}, from step {start}"
-        manager = CheckpointManager(run, every=1)
-        if manager.steps():
-            assert manager.restore().step == max(manager.steps()), "a durable checkpoint is valid"
         if done == kills:
             break
     assert resumed > 0
