@@ -13,11 +13,10 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from typing import NamedTuple, cast
 
 from stateful_pipes.prefetch.claims import IDLE, STARTING, TAKING, Claims
-from stateful_pipes.prefetch.worker import Job, start
+from stateful_pipes.prefetch.worker import Job, start, state_of
 
 __all__ = ["Death", "WorkerProcesses"]
 
@@ -210,7 +209,8 @@ class WorkerProcesses:
         task, seconds = self._claims.read(worker_id)
         idle = {IDLE: "has nothing to do", TAKING: "takes a task", STARTING: "is starting"}
         what = idle.get(task) or f"is busy with {describe(task)}"
-        return f"{what} for {seconds:.1f} s{' and is stopped' if _is_stopped(self._processes[worker_id].pid) else ''}"
+        stopped = state_of(self._processes[worker_id].pid) in ("T", "t")  # by SIGSTOP, or under a debugger
+        return f"{what} for {seconds:.1f} s{' and is stopped' if stopped else ''}"
 
 
 def _end_of(process: BaseProcess) -> int:
@@ -223,11 +223,3 @@ def _end_of(process: BaseProcess) -> int:
     except OSError:  # an older kernel
         return process.sentinel
     return descriptor
-
-
-def _is_stopped(pid: int | None) -> bool:
-    """Whether a process stands still by SIGSTOP, or under a debugger."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "tT"
-    except (OSError, IndexError):
-        return False

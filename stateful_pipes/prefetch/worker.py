@@ -12,6 +12,7 @@ import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -28,7 +29,7 @@ from stateful_pipes.rng import GLOBAL_GENERATORS, WORKER, derive, seeder
 from stateful_pipes.skips import noting
 from stateful_pipes.ticket import Samples
 
-__all__ = ["STARTED", "Job", "Runner", "keep_freed_memory", "prepare_process", "start", "work"]
+__all__ = ["STARTED", "Job", "Runner", "keep_freed_memory", "prepare_process", "start", "state_of", "work"]
 
 STARTED = -1
 """The task number of what a worker says of its own start."""
@@ -135,10 +136,18 @@ def _end_with(pid: int) -> None:
         except ProcessLookupError:
             raise
         except OSError:  # an older kernel: ask now and then
-            while True:
+            while state_of(pid) != "Z":  # ended, but its parent has not yet asked how
                 os.kill(pid, 0)
                 select.poll().poll(_ASK_MS)
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def state_of(pid: int | None) -> str:
+    """The letter that the system has for what a process does; none if it does not say."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""
 
 
 def _prepare(job: Job) -> None:

@@ -53,6 +53,7 @@ def truth():
 
 def training(folder, workers, tell):
     """Consumes batches, logs each at once, saves now and then; says on the pipe what it is about to do."""
+    torch.set_num_threads(1)  # OpenMP's threads do not survive a fork: what waits for them would wait for ever
     manager = CheckpointManager(folder, every=3, keep=2)
     weights = torch.zeros(2**19)  # so that a save takes its time
     os.write(tell, b"L")

@@ -202,7 +202,7 @@ class Endless(Squares):
 
 
 @pytest.mark.parametrize("has_pidfd", [True, False])
-@pytest.mark.parametrize("moment", ["before the start", "while it computes"])
+@pytest.mark.parametrize("moment", ["before the start", "while it computes", "while it computes, not reaped"])
 def test_it_ends_with_the_main_process_whatever_it_does(monkeypatch, has_pidfd, moment):
     if not has_pidfd:
         monkeypatch.setattr(os, "pidfd_open", lambda pid: os.open("/no such file", os.O_RDONLY))  # as where there is none
@@ -217,12 +217,15 @@ def test_it_ends_with_the_main_process_whatever_it_does(monkeypatch, has_pidfd, 
     job = Job(Endless(), Arena(0), claims, 1, None, 7, None, main.pid, 0)
     process = multiprocessing.get_context("fork").Process(target=worker.start, args=(job, worker_tasks, worker_results))
     process.start()
-    if moment == "while it computes":
+    if moment != "before the start":
         while claims.read(0).task != 5:
             assert process.is_alive()
-        main.communicate(b"\n")
+        main.kill()
+        if moment == "while it computes":
+            main.wait()
     process.join(60)
     assert process.exitcode == -signal.SIGKILL
+    main.communicate()
     for end in (tasks, worker_tasks, results, worker_results):
         end.close()
 
