@@ -30,7 +30,6 @@ from tests.streams import generator_states, same
 from tests.unit.test_slots import taken, twin
 
 SLOTS = 12
-HANDLER = signal.getsignal(signal.SIGINT)
 
 
 class Squares:
@@ -45,6 +44,15 @@ class Squares:
         if ticket == "stop":
             raise StopIteration("leaked")
         return [ticket * ticket]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def this_process_is_as_it_was():
+    handler = signal.getsignal(signal.SIGINT)
+    yield
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert threading.current_thread() is threading.main_thread()
+    assert get_worker_info() is None
 
 
 @pytest.fixture
@@ -384,9 +392,3 @@ class TestWithSlots:
             assert same(result.items, [batch_of(ticket).numpy()] * 3)
         del found, result
         assert taken(arena, 12) == []
-
-
-def test_this_process_is_as_it_was():
-    assert signal.getsignal(signal.SIGINT) is HANDLER
-    assert threading.current_thread() is threading.main_thread()
-    assert get_worker_info() is None
