@@ -11,32 +11,32 @@ timed, all give the same bytes in the same order.
 Latest, on two cores of an AMD EPYC, otherwise idle:
 
     what                                                  unit  times  lower q.  median  upper q.        target  reached
-    tiny: DataLoader                                 samples/s     11    29,131  31,060    33,515             -        -
-    tiny: DataLoader                              CPU us/batch     11     1,060   1,100     1,161             -        -
-    tiny: throughput, DataLoader with settings               x     11    0.9321  0.9613     1.066             -        -
-    tiny: throughput, ours                                   x     11      2.63   2.753     2.871  at least 1.8      yes
-    tiny: throughput, ours, rng=()                           x     11     5.699   6.352      7.27  at least 3.5      yes
-    tiny: main CPU, ours                                     x     11     4.816   5.298     5.449    at least 6       no
-    u8: DataLoader                                   samples/s     11     5,432   5,720     5,948             -        -
-    u8: DataLoader                                CPU us/batch     11     3,337   3,549     3,698             -        -
-    u8: throughput, DataLoader with settings                 x     11    0.9269   1.043     1.047             -        -
-    u8: throughput, ours                                     x     11     2.725   3.011     3.215  at least 2.4      yes
-    u8: main CPU, ours                                       x     11      7.22   7.903     8.426    at least 8       no
-    f32: DataLoader                                  samples/s     11     1,779   1,838     1,907             -        -
-    f32: DataLoader                               CPU us/batch     11     8,414   8,529     9,076             -        -
-    f32: throughput, DataLoader with settings                x     11    0.9261  0.9639     1.024             -        -
-    f32: throughput, ours                                    x     11     2.853   3.066     3.127  at least 2.8      yes
-    f32: main CPU, ours                                      x     11     17.34   17.78     18.64   at least 12      yes
-    tokens: DataLoader                               samples/s     11     8,665   9,129     9,520             -        -
-    tokens: DataLoader                            CPU us/batch     11     1,544   1,636     1,687             -        -
-    tokens: throughput, DataLoader with settings             x     11    0.9791   1.055     1.157             -        -
-    tokens: throughput, ours                                 x     11     4.576   4.919     5.257    at least 3      yes
-    tokens: main CPU, ours                                   x     11      7.04   7.462     8.228    at least 6      yes
-    jpeg: DataLoader                                 samples/s     11     312.9   322.5     330.4             -        -
-    jpeg: DataLoader                              CPU us/batch     11     2,582   2,748     2,784             -        -
-    jpeg: throughput, DataLoader with settings               x     11    0.9666   0.981     1.028             -        -
-    jpeg: throughput, ours                                   x     11     1.015   1.049     1.142    at least 1      yes
-    jpeg: main CPU, ours                                     x     11     4.384   4.708     5.165             -        -
+    tiny: DataLoader                                 samples/s     11    31,174  33,174    33,683             -        -
+    tiny: DataLoader                              CPU us/batch     11     1,047   1,086     1,122             -        -
+    tiny: throughput, DataLoader with settings               x     11    0.9263   1.017     1.055             -        -
+    tiny: throughput, ours                                   x     11     2.665    2.81     2.949  at least 1.8      yes
+    tiny: throughput, ours, rng=()                           x     11     5.832   6.533     7.205  at least 3.5      yes
+    tiny: main CPU, ours                                     x     11     5.424   5.709     5.916    at least 6       no
+    u8: DataLoader                                   samples/s     11     5,241   6,021     6,095             -        -
+    u8: DataLoader                                CPU us/batch     11     3,282   3,365     3,855             -        -
+    u8: throughput, DataLoader with settings                 x     11    0.9707   1.033     1.096             -        -
+    u8: throughput, ours                                     x     11     2.938   3.225     3.387  at least 2.4      yes
+    u8: main CPU, ours                                       x     11     7.678     8.1     10.71    at least 8      yes
+    f32: DataLoader                                  samples/s     11     1,656   1,807     1,926             -        -
+    f32: DataLoader                               CPU us/batch     11     8,607   9,034     9,417             -        -
+    f32: throughput, DataLoader with settings                x     11     1.021   1.081      1.11             -        -
+    f32: throughput, ours                                    x     11     2.823   2.925     2.957  at least 2.8      yes
+    f32: main CPU, ours                                      x     11     16.85   18.12      18.7   at least 12      yes
+    tokens: DataLoader                               samples/s     11     8,584   8,996     9,301             -        -
+    tokens: DataLoader                            CPU us/batch     11     1,588   1,647     1,723             -        -
+    tokens: throughput, DataLoader with settings             x     11    0.9821   1.018     1.097             -        -
+    tokens: throughput, ours                                 x     11     4.773   5.493     5.621    at least 3      yes
+    tokens: main CPU, ours                                   x     11     7.236   7.993     8.805    at least 6      yes
+    jpeg: DataLoader                                 samples/s     11     314.8   330.1     348.9             -        -
+    jpeg: DataLoader                              CPU us/batch     11     2,491   2,632     2,886             -        -
+    jpeg: throughput, DataLoader with settings               x     11    0.9036  0.9574     1.012             -        -
+    jpeg: throughput, ours                                   x     11    0.9992   1.049      1.14    at least 1      yes
+    jpeg: main CPU, ours                                     x     11     4.426   4.689     5.165             -        -
 """
 
 from __future__ import annotations
