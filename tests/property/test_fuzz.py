@@ -107,6 +107,7 @@ def test_a_mutated_state(kind, data):
     else:
         event("accepted")
         assert same(saved, before), "a state is its owner's"
+        assert min(loader.position) >= 0
         if saved:
             found = loader.state_dict()
             assert json.loads(json.dumps(found)) == found

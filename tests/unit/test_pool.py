@@ -259,6 +259,19 @@ def test_what_a_dead_worker_had_in_hand_is_run_again(make, method):
     assert taken(pool) == set()
 
 
+def test_a_death_is_noticed_although_there_is_something_to_hand_out(make):
+    pool = make()
+    tasks = [pool.submit(("square", value)) for value in range(4)]
+    pool.result(tasks[3])
+    while not all(task in pool._done for task in tasks[:3]):
+        pool._look(None)
+    victim = children()[0]
+    victim.kill()
+    victim.join()
+    assert [pool.result(task) for task in tasks[:3]] == [[0], [1], [4]]
+    assert pool.restarts == 1
+
+
 def test_a_task_may_kill_as_many_workers_as_there_may_be_restarts(make):
     runner = Runner()
     runner.lives = multiprocessing.Value("i", 3)
@@ -418,6 +431,29 @@ def test_an_interrupt_while_workers_are_started_leaves_none(make, monkeypatch):
         make(2)
     started[0].join()
     assert started[0].exitcode == 0  # by itself, for its channel is shut down
+
+
+def test_an_interrupt_right_after_a_fork_waits_until_the_process_is_known(make, monkeypatch):
+    """Else nobody would end that process."""
+    started = []
+    start = multiprocessing.context.ForkProcess.start
+
+    def interrupted(process):
+        start(process)
+        started.append(process)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(multiprocessing.context.ForkProcess, "start", interrupted)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            make()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    (first,) = started
+    with pytest.raises(ValueError, match="closed"):
+        first.is_alive()
+    assert not children()
 
 
 def test_in_a_daemonic_process_it_is_refused_with_a_remedy(make, monkeypatch):
