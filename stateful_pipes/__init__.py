@@ -10,7 +10,8 @@ The house, each room importing only from those above it:
     pipeline_state  node  nodes/
     prefetch/                                      worker processes
     checkpoint  checkpoint_manager                 files
-    door  view  loader  dataset                    the top
+    agreement  door  view  iterator                the top
+    loader  dataset
     cli/                                           the command line
 """
 
@@ -22,10 +23,24 @@ from stateful_pipes.loader import StatefulDataLoader
 from stateful_pipes.node import Node
 from stateful_pipes.nodes.batcher import SeededBatcher
 from stateful_pipes.nodes.foreign import as_node
+from stateful_pipes.nodes.flat_mapper import SeededFlatMapper
+from stateful_pipes.nodes.index_filter import IndexFilter
 from stateful_pipes.nodes.mapper import SeededMapper
+from stateful_pipes.nodes.mixer import Mixer
 from stateful_pipes.nodes.sampler import SamplerNode
 from stateful_pipes.prefetch.prefetcher import ProcessPrefetcher
-from stateful_pipes.samplers import InfiniteRandomSampler, Order, OrderSampler, RandomSampler, SequentialSampler
+from stateful_pipes.samplers import (
+    BalancedBatchSampler,
+    ClassBalancedBatchSampler,
+    InfiniteRandomSampler,
+    NaiveBatchSampler,
+    Order,
+    OrderSampler,
+    RandomSampler,
+    SequentialSampler,
+    WeightedRandomSampler,
+    build_batch_sampler,
+)
 from stateful_pipes.skips import LEFT_OUT
 from stateful_pipes.state import LIBRARY_VERSION, LoaderState, SamplerState
 from stateful_pipes.ticket import Mark, Ticket, positions_of
@@ -33,12 +48,17 @@ from stateful_pipes.view import Position
 
 __all__ = [
     "LEFT_OUT",
+    "BalancedBatchSampler",
     "Checkpoint",
     "CheckpointManager",
+    "ClassBalancedBatchSampler",
     "Field",
+    "IndexFilter",
     "InfiniteRandomSampler",
     "LoaderState",
     "Mark",
+    "Mixer",
+    "NaiveBatchSampler",
     "Node",
     "Order",
     "OrderSampler",
@@ -48,13 +68,16 @@ __all__ = [
     "SamplerNode",
     "SamplerState",
     "SeededBatcher",
+    "SeededFlatMapper",
     "SeededMapper",
     "SequentialSampler",
     "StatefulDataLoader",
     "StatefulPipesError",
     "Ticket",
+    "WeightedRandomSampler",
     "as_dataset",
     "as_node",
+    "build_batch_sampler",
     "get_error_message",
     "positions_of",
 ]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NoReturn
 
+from stateful_pipes.errors import ResumableBatchConfigurationError
 from stateful_pipes.fields import Rule, Scalar
 from stateful_pipes.rng import GlobalGenerator
 from stateful_pipes.stream import Stream
@@ -26,10 +27,15 @@ class NodeContract:
     max_skipped: int = 0
     """How many samples the node may leave out of the stream, in all."""
 
+    @property
+    def runs_on(self) -> bool:
+        """Whether the next epoch may be pulled ahead before it is asked for."""
+        return all(source.runs_on for source in self.sources)
+
     _settings: dict[str, Scalar] | None = None
 
-    def pull(self, count: int) -> Ticket:
-        """Advances by up to `count` items; StopIteration ends the epoch."""
+    def pull(self, count: int | None) -> Ticket:
+        """Advances by up to `count` items, with None by a batch as the source makes it; StopIteration ends the epoch."""
         return self._source.pull(count)
 
     def run(self, ticket: Ticket) -> list[Any]:
@@ -111,6 +117,20 @@ class NodeContract:
     def length(self) -> int | None:
         """Items in a full epoch on this rank; None if that is unknown or endless."""
         return self._source.length() if self.sources else None
+
+    def batches(self) -> int | None:
+        """Batches of the source's own making in a full epoch on this rank, None if endless.
+
+        Raises:
+            ResumableBatchConfigurationError: it makes none.
+        """
+        return self.sources[0].batches() if len(self.sources) == 1 else self.no_batches()
+
+    def no_batches(self) -> NoReturn:
+        """Refuses to be asked for batches of the source's own making."""
+        raise ResumableBatchConfigurationError(
+            f"a {self.type_name} makes no batches", node=self.name, remedy="Give a batch_size, or use a batch sampler"
+        )
 
     def global_generators(self) -> frozenset[GlobalGenerator]:
         """The global generators that `run` seeds in the process that calls it."""

@@ -15,10 +15,11 @@ from stateful_pipes.node import Node
 from stateful_pipes.nodes.batcher import SeededBatcher
 from stateful_pipes.nodes.mapper import SeededMapper
 from stateful_pipes.nodes.pin_memory import PinnedMemory
+from stateful_pipes.nodes.plain_sampler import PlainSamplerNode
 from stateful_pipes.nodes.sampler import SamplerNode
 from stateful_pipes.prefetch.prefetcher import ProcessPrefetcher
 from stateful_pipes.rng import GLOBAL_GENERATORS, Rng, as_seed, draw_seed
-from stateful_pipes.samplers import RandomSampler, ResumableSampler, SequentialSampler, as_resumable
+from stateful_pipes.samplers import OrderCursor, RandomSampler, ResumableBatchSampler, SequentialSampler, as_resumable
 
 __all__ = ["DatasetArguments", "build", "collate_of", "refuse_arguments"]
 
@@ -30,6 +31,7 @@ class DatasetArguments(NamedTuple):
     batch_size: int | None = 1
     shuffle: bool | None = None
     sampler: Any = None
+    batch_sampler: Any = None
     num_workers: int = 0
     collate_fn: Callable[[list[Any]], Any] | None = None
     pin_memory: bool = False
@@ -45,6 +47,7 @@ class DatasetArguments(NamedTuple):
     rng: Rng = GLOBAL_GENERATORS
     max_skipped: int = 0
     max_restarts: int = 3
+    resumable: bool = True
 
 
 def build(a: DatasetArguments) -> Node[Any]:
@@ -52,16 +55,12 @@ def build(a: DatasetArguments) -> Node[Any]:
 
     One seed serves all its nodes, since each hashes it with a purpose of its own.
     """
-    _check_dataset(a.dataset)
+    _check_dataset(a)
     _check_workers(a)
-    if a.batch_size is None and a.drop_last:
-        raise ValueError("batch_size=None turns batching off, so drop_last=True has no meaning")
-    if a.sampler is not None and a.shuffle:
-        raise ValueError("sampler and shuffle=True exclude each other")
+    _check_order(a)
     order_seed = draw_seed(a.generator) if a.generator is not None else None
     seed = as_seed(a.seed) if a.seed is not None else draw_seed() if order_seed is None else order_seed
-    sampler = _sampler(a, seed if order_seed is None else order_seed)
-    source = SamplerNode(sampler)
+    source = _source(a, seed if order_seed is None else order_seed)
     try:
         return _compose(source, a, seed)
     except BaseException:
@@ -71,7 +70,9 @@ def build(a: DatasetArguments) -> Node[Any]:
 
 def _compose(node: Node[Any], a: DatasetArguments, seed: int) -> Node[Any]:
     node = SeededMapper(node, a.dataset.__getitem__, seed=seed, rng=a.rng, max_skipped=a.max_skipped)
-    if a.batch_size is None:
+    if a.batch_sampler is not None:
+        node = SeededBatcher(node, None, collate_fn=a.collate_fn, seed=seed)
+    elif a.batch_size is None:
         # torch converts each sample; a collate_fn of the caller's takes the place of that.
         plain = a.collate_fn is None or a.collate_fn is default_convert
         node = SeededMapper(
@@ -98,13 +99,36 @@ def collate_of(a: DatasetArguments) -> Callable[[Any], Any]:
     return default_convert if a.batch_size is None else default_collate
 
 
-def _sampler(a: DatasetArguments, seed: int) -> ResumableSampler:
-    if a.sampler is not None:
-        return as_resumable(a.sampler)
-    return RandomSampler(a.dataset, seed=seed) if a.shuffle else SequentialSampler(a.dataset)
+def _source(a: DatasetArguments, seed: int) -> Node[Any]:
+    given = a.sampler if a.batch_sampler is None else a.batch_sampler
+    if given is None:
+        order = RandomSampler(a.dataset, seed=seed, resumable=a.resumable) if a.shuffle else None
+        given = order or SequentialSampler(a.dataset, resumable=a.resumable)
+    if a.resumable:
+        sampler = as_resumable(given)
+        if isinstance(sampler, ResumableBatchSampler) != (a.batch_sampler is not None):
+            raise TypeError(f"{sampler.name} is {'a' if a.batch_sampler is None else 'no'} batch sampler")
+        return SamplerNode(sampler)
+    for part in (given, getattr(given, "sampler", None)):  # torch's BatchSampler holds one
+        if isinstance(part, OrderCursor) and part.resumable:
+            raise ResumableModeRequiredError(
+                f"a {part.name} with resume in a StatefulDataLoader that was made with resumable=False",
+                remedy="Make both with resumable=True, or both without",
+            )
+    return PlainSamplerNode(given, a.batch_sampler is not None)
 
 
-def _check_dataset(dataset: Any) -> None:
+def _check_order(a: DatasetArguments) -> None:
+    if a.batch_sampler is not None and (a.batch_size != 1 or a.shuffle or a.sampler is not None or a.drop_last):
+        raise ValueError("batch_sampler excludes batch_size, shuffle, sampler and drop_last")
+    if a.batch_size is None and a.drop_last:
+        raise ValueError("batch_size=None turns batching off, so drop_last=True has no meaning")
+    if a.sampler is not None and a.shuffle:
+        raise ValueError("sampler and shuffle=True exclude each other")
+
+
+def _check_dataset(a: DatasetArguments) -> None:
+    dataset = a.dataset
     if isinstance(dataset, IterableDataset):
         raise ResumableModeRequiredError(
             f"{type(dataset).__name__} is an IterableDataset, which has no positions",
@@ -115,7 +139,7 @@ def _check_dataset(dataset: Any) -> None:
             f"{type(dataset).__name__} is a MapDataPipe, whose graph has settings of its own",
             remedy="Pass a pipeline of SamplerNode and SeededMapper(node, pipe.__getitem__) instead",
         )
-    if hasattr(dataset, "state_dict") and hasattr(dataset, "load_state_dict"):
+    if a.resumable and hasattr(dataset, "state_dict") and hasattr(dataset, "load_state_dict"):
         raise ResumableModeRequiredError(
             f"{type(dataset).__name__} has a state of its own, which workers would each change for themselves",
             remedy="Make __getitem__ a function of the index alone, or make the stateful part a torchdata node",
@@ -140,10 +164,10 @@ def _pins(a: DatasetArguments) -> bool:
     return a.pin_memory
 
 
-def refuse_arguments(given: DatasetArguments, batch_sampler: object, in_order: bool) -> None:
+def refuse_arguments(given: DatasetArguments, in_order: bool) -> None:
     """With a node there is nothing left that torch's parameters could mean."""
     plain = DatasetArguments(given.dataset)
     named = [name for name, one, other in zip(given._fields, given, plain, strict=True) if one is not other and one != other]
-    named += ["batch_sampler"] * (batch_sampler is not None) + ["in_order"] * (not in_order)
+    named += ["in_order"] * (not in_order)
     if named:
         raise ValueError(f"{', '.join(named)} given beside a node: say it in the pipeline's own nodes")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from multiprocessing.context import BaseContext
 from os import PathLike
 from types import TracebackType
@@ -12,18 +12,20 @@ import torch
 from torch.utils.data import Dataset
 from torchdata.nodes import BaseNode
 
+from stateful_pipes.agreement import check_agreement
 from stateful_pipes.checkpoint import dumps, loads, read, write_atomically
 from stateful_pipes.door import DatasetArguments, build, refuse_arguments
 from stateful_pipes.errors import NodeAttachedError, ResumableModeRequiredError
+from stateful_pipes.iterator import LoaderIterator
 from stateful_pipes.node import Node
 from stateful_pipes.nodes.foreign import as_node
 from stateful_pipes.pipeline_state import load, state_at
 from stateful_pipes.rng import GLOBAL_GENERATORS, Rng
-from stateful_pipes.samplers import Order, ResumableSampler
+from stateful_pipes.samplers import Order, ResumableBatchSampler, ResumableSampler
 from stateful_pipes.state import LoaderState
 from stateful_pipes.view import PipelineView
 
-__all__ = ["LoaderIterator", "StatefulDataLoader"]
+__all__ = ["StatefulDataLoader"]
 
 T_co = TypeVar("T_co", covariant=True)
 _ALLOWABLE = ("batch_size", "world_size")
@@ -44,7 +46,7 @@ class StatefulDataLoader(PipelineView, Generic[T_co]):
         batch_size: Samples in a batch; None for samples as they are, unbatched.
         shuffle: A new permutation of the dataset each epoch.
         sampler: A sampler of this library, or an `Order`. It belongs to this loader while that is open.
-        batch_sampler: Not available.
+        batch_sampler: A batch sampler of this library, likewise; in place of batch_size, shuffle, sampler and drop_last.
         num_workers: Worker processes; 0 loads inline. May be another after a resume.
         collate_fn: Callable of a list of samples; torch's `default_collate` by default. Runs under a seed of the batch's own.
         pin_memory: Copy batches to page-locked memory, in the calling thread; without an accelerator it warns and does not.
@@ -63,6 +65,8 @@ class StatefulDataLoader(PipelineView, Generic[T_co]):
             `__getitems__` is used. A collate_fn of your own is always seeded.
         max_skipped: How many samples may be left out in all because reading them raised (see `SeededMapper`).
         max_restarts: How often a batch is tried again because its worker died (see `ProcessPrefetcher`).
+        resumable: With False any sampler and batch sampler will do, each `iter()` starts anew, and there is no state; all
+            else is as with True.
         checkpoint: What `checkpoint()` returned, the path of such a file, or a state: where to start.
 
     State: a few hundred bytes; see `LoaderState`. Cost of a resume: O(1) at any position, for this library's nodes.
@@ -90,7 +94,7 @@ class StatefulDataLoader(PipelineView, Generic[T_co]):
         batch_size: int | None = 1,
         shuffle: bool | None = None,
         sampler: ResumableSampler | Order | None = None,
-        batch_sampler: None = None,
+        batch_sampler: ResumableBatchSampler | None = None,
         num_workers: int = 0,
         collate_fn: Callable[[list[Any]], T_co] | None = None,
         pin_memory: bool = False,
@@ -108,6 +112,7 @@ class StatefulDataLoader(PipelineView, Generic[T_co]):
         rng: Rng = GLOBAL_GENERATORS,
         max_skipped: int = 0,
         max_restarts: int = 3,
+        resumable: bool = True,
         checkpoint: bytes | str | PathLike[str] | Mapping[str, Any] | None = None,
     ) -> None:
         arguments = DatasetArguments(
@@ -115,6 +120,7 @@ class StatefulDataLoader(PipelineView, Generic[T_co]):
             batch_size=batch_size,
             shuffle=shuffle,
             sampler=sampler,
+            batch_sampler=batch_sampler,
             num_workers=num_workers,
             collate_fn=collate_fn,
             pin_memory=pin_memory,
@@ -130,23 +136,20 @@ class StatefulDataLoader(PipelineView, Generic[T_co]):
             rng=rng,
             max_skipped=max_skipped,
             max_restarts=max_restarts,
+            resumable=resumable,
         )
         self._arguments: DatasetArguments | None = None
         self._root: Node[Any]
         if isinstance(dataset, BaseNode):
-            refuse_arguments(arguments, batch_sampler, in_order)
+            refuse_arguments(arguments, in_order)
             self._root = as_node(dataset)
         else:
             if not in_order:
                 raise ValueError("in_order=False: a stream out of order has no position to resume at")
-            if batch_sampler is not None:
-                raise ResumableModeRequiredError(
-                    f"a {type(batch_sampler).__name__} has no position that could be resumed",
-                    remedy="Pass an order as sampler=, with batch_size",
-                )
             self._arguments = arguments
             self._root = build(arguments)
         self._root.attach_loader(self)
+        self._resumable = resumable
         self._restored = False
         if checkpoint is not None:
             try:
@@ -164,6 +167,8 @@ class StatefulDataLoader(PipelineView, Generic[T_co]):
         """
         self._root.attach_loader(self)
         self._root.open()
+        if not self._resumable and (self._root.stream.failed or not self._root.at_start(self._root.consumed())):
+            self._root.stream.next_epoch(self._root)
         self._root.stream.check()
         return LoaderIterator(self._root)
 
@@ -181,11 +186,15 @@ class StatefulDataLoader(PipelineView, Generic[T_co]):
 
         Raises:
             StateEncodingError: a foreign node's state holds something that JSON cannot.
+            ResumableModeRequiredError: the loader was made with `resumable=False`.
         """
+        self._require_resumable("a state")
         return state_at(self._root, self._root.consumed())
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *, allow: Collection[str] = ()) -> None:
         """Goes to a saved position; worker processes live on, older iterators become invalid.
+
+        A loader that torch.distributed's ranks share has to be loaded on all of them, which first compare their states.
 
         Args:
             state_dict: What `state_dict()` returned, of a pipeline with the same nodes and arguments. Seeds are taken from it.
@@ -193,12 +202,15 @@ class StatefulDataLoader(PipelineView, Generic[T_co]):
             allow: Arguments that may differ from the state's: "batch_size", "world_size".
 
         Raises:
-            StateMismatchError: it lists every entry that differs; nothing is changed.
+            StateMismatchError: it lists every entry that differs, or the ranks whose state does; nothing is changed.
             StateVersionError: a newer version of the library wrote it; nothing is changed.
+            ResumableModeRequiredError: the loader was made with `resumable=False`.
         """
+        self._require_resumable("load_state_dict")
         unknown = [name for name in ([allow] if isinstance(allow, str) else allow) if name not in _ALLOWABLE]
         if unknown:
             raise ValueError(f"allow may name {_ALLOWABLE}, got {unknown[0]!r}")
+        check_agreement(self._root, state_dict)
         if isinstance(state_dict, Mapping) and not state_dict:
             return
         self._root.refuse_loader(self)
@@ -248,6 +260,12 @@ class StatefulDataLoader(PipelineView, Generic[T_co]):
             return
         self._root.close()
 
+    def _require_resumable(self, what: str) -> None:
+        if not self._resumable:
+            raise ResumableModeRequiredError(
+                f"{what} of a {type(self).__name__} that was made with resumable=False", remedy="Make it with resumable=True"
+            )
+
     def __reduce__(self) -> NoReturn:
         raise TypeError(f"a {type(self).__name__} cannot be copied or pickled; make one there and load the state")
 
@@ -256,30 +274,6 @@ class StatefulDataLoader(PipelineView, Generic[T_co]):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
-
-
-class LoaderIterator(Iterator[T_co]):
-    """The rest of the epoch that was current when `iter` was called. It keeps the pipeline alive, not the loader."""
-
-    def __init__(self, root: Node[T_co]) -> None:
-        self._root = root
-        self._epoch = root.consumed()[0]
-        self._generation = root.stream.generation
-
-    def __next__(self) -> T_co:
-        """The next batch, whose position is recorded as consumed.
-
-        Raises:
-            StopIteration: the epoch is over.
-            Exception: whatever reading, mapping or collating raised, with a note that says where; the stream then stops with
-                LoaderFailedError until `close`, a load, `restart` or another epoch clears it.
-            WorkerDiedError, WorkerTimeoutError: a worker ended, or gave nothing in time.
-            IteratorInvalidError: the loader was loaded, restarted or closed since.
-            ConcurrentUseError: another thread is in here.
-            GlobalGeneratorThreadError: seeded reading without workers, on a thread that is not the main one.
-        """
-        item: T_co = self._root.stream.take(self._root, self._epoch, self._generation)
-        return item
 
 
 def _state_of(checkpoint: bytes | str | PathLike[str] | Mapping[str, Any]) -> Mapping[str, Any]:

@@ -34,8 +34,8 @@ class Node(NodeContract, BaseNode[T_co]):
     `seek`, `values`, `rules`, `locate`, `start` and `next_epoch`.
 
     * `pull(count)` runs in the main process only and is cheap: it advances the cursor by up to `count` items (fewer only
-      at the end of an epoch) and returns a ticket. StopIteration ends the epoch; the cursor then stands at the start
-      of the next one.
+      at the end of an epoch; None: by a batch that the source makes, or call `no_batches`) and returns a ticket.
+      StopIteration ends the epoch; the cursor then stands at the start of the next one.
     * `run(ticket)` may be slow, runs in any process, touches no cursor, and gives the same items however often it is asked.
     * `mark()` and `seek(mark)` are the cursor: a small plain tuple, epoch first, then the items consumed in it.
     * `settings()` and `values(mark)` make up the node's entry in the state: its arguments, and its part of the cursor. `rules()`

@@ -43,6 +43,7 @@ ORDER: Final = 1
 SAMPLE: Final = 2
 COLLATE: Final = 3
 WORKER: Final = 4
+MIX: Final = 5
 
 _MASK = 2**64 - 1
 _GOLDEN = 0x9E3779B97F4A7C15

@@ -59,23 +59,36 @@ class LoaderState(TypedDict):
     nodes: dict[str, dict[str, Scalar]]
 
 
-class _SeededState(TypedDict, total=False):
+class _OrderState(TypedDict, total=False):
     seed: int
     items: int
     replacement: bool
+    weights: str
+    batch_size: int
+    repeat: bool
+    drop_last: bool
+    shuffle: bool
+    samples: int
+    labels: str
+    ratios: str
+    cycle: int
+    offset: int
 
 
-class SamplerState(_SeededState):
-    """What a sampler's and its iterator's `state_dict()` return.
+class SamplerState(_OrderState):
+    """What `state_dict()` of a sampler, a batch sampler and their iterators returns.
 
     Attributes:
         type: Name of the order.
-        length: Items in an epoch; -1 for an endless order.
+        length: Samples in an epoch; -1 for an endless order.
         epoch: The current epoch.
-        consumed: Items of this epoch that have been consumed.
+        consumed: Samples of this epoch that have been consumed.
         seed: The order's seed, unless it has none.
-        items: For an endless order, the items that it repeats.
-        replacement: For an endless order, whether draws are independent.
+        items, replacement, weights: What is drawn from: how many, whether independently, and a hash of the weights.
+        batch_size, repeat, drop_last, shuffle: As a batch sampler has them.
+        samples: In a cycle of a batch sampler.
+        labels, ratios: Hashes of those that a batch sampler balances by.
+        cycle, offset: Where a batch sampler stands: the cycle within the epoch, and samples consumed of it.
     """
 
     type: str

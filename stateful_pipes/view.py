@@ -12,10 +12,10 @@ from stateful_pipes.door import DatasetArguments, collate_of
 from stateful_pipes.node import Node
 from stateful_pipes.nodes.batcher import SeededBatcher
 from stateful_pipes.nodes.foreign import walk_all
+from stateful_pipes.nodes.plain_sampler import PlainSamplerNode
 from stateful_pipes.nodes.sampler import SamplerNode
 from stateful_pipes.pipeline_state import state_at
 from stateful_pipes.prefetch.prefetcher import ProcessPrefetcher
-from stateful_pipes.samplers import ResumableSampler
 
 __all__ = ["PipelineView", "Position"]
 
@@ -83,29 +83,30 @@ class PipelineView:
         return None if self._arguments is None else self._arguments.dataset
 
     @property
-    def sampler(self) -> ResumableSampler | None:
+    def sampler(self) -> Any:
         """The sampler at the source, if there is just one."""
-        found = [node.sampler for node in walk_all(self._root) if isinstance(node, SamplerNode)]
-        return found[0] if len(found) == 1 else None
+        return None if self._keeps_batches else self._source
 
     @property
-    def batch_sampler(self) -> BatchSampler | None:
-        """The sampler's batches as torch shows them, from its position on; None without both."""
-        if self.sampler is None or self.batch_size is None:
-            return None
-        return BatchSampler(self.sampler, self.batch_size, self.drop_last)
+    def batch_sampler(self) -> Any:
+        """The batch sampler at the source; else the sampler's batches as torch shows them, from its position on."""
+        if self._keeps_batches or self._source is None or self.batch_size is None:
+            return self._source if self._keeps_batches else None
+        return BatchSampler(self._source, self.batch_size, self.drop_last)
 
     @property
     def batch_size(self) -> int | None:
-        """Samples in a batch; None if unbatched."""
-        batcher = self._batcher
-        return None if batcher is None else batcher.batch_size
+        """Samples in a batch; None if unbatched, or where a batch sampler does not say."""
+        if self._keeps_batches:
+            return getattr(self._source, "batch_size", None)
+        return None if self._batcher is None else self._batcher.batch_size
 
     @property
     def drop_last(self) -> bool:
         """Whether a smaller last batch is left out."""
-        batcher = self._batcher
-        return batcher is not None and batcher.drop_last
+        if self._keeps_batches:
+            return bool(getattr(self._source, "drop_last", False))
+        return self._batcher is not None and self._batcher.drop_last
 
     @property
     def collate_fn(self) -> Callable[[Any], Any] | None:
@@ -118,6 +119,16 @@ class PipelineView:
     def num_workers(self) -> int:
         """Worker processes."""
         return sum(node.num_workers for node in walk_all(self._root) if isinstance(node, ProcessPrefetcher))
+
+    @property
+    def _source(self) -> Any:
+        """The sampler or batch sampler at the source, if there is just one."""
+        found = [node.sampler for node in walk_all(self._root) if isinstance(node, (SamplerNode, PlainSamplerNode))]
+        return found[0] if len(found) == 1 else None
+
+    @property
+    def _keeps_batches(self) -> bool:
+        return self._batcher is not None and self._batcher.batch_size is None
 
     @property
     def _batcher(self) -> SeededBatcher[Any] | None:

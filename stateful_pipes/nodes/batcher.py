@@ -31,7 +31,7 @@ class SeededBatcher(Node[T_co]):
 
     Args:
         source: The node below.
-        batch_size: At least 1.
+        batch_size: At least 1; None keeps the batches that a batch sampler at the source makes.
         drop_last: Leave out the last batch of an epoch if it is smaller.
         collate_fn: Callable of a list of items; torch's `default_collate` by default, which draws nothing and gets no seed.
         seed: From 0 to 2**64 - 1; drawn once from torch's CPU generator if left out. The state's replaces it at a load.
@@ -43,7 +43,8 @@ class SeededBatcher(Node[T_co]):
     State: batch_size, drop_last, seed; constant. Cost: 10 us a batch for the seed.
 
     Raises:
-        ResumableBatchConfigurationError: the epoch is shorter than a batch and the last one is to be dropped.
+        ResumableBatchConfigurationError: the epoch is shorter than a batch and the last one is to be dropped; or with
+            batch_size=None, the source makes no batches.
         GlobalGeneratorThreadError: a collate_fn run on a thread that is not the main one.
     """
 
@@ -52,7 +53,7 @@ class SeededBatcher(Node[T_co]):
     def __init__(
         self,
         source: BaseNode[Any],
-        batch_size: int,
+        batch_size: int | None,
         *,
         drop_last: bool = False,
         collate_fn: Callable[[list[Any]], T_co] | None = None,
@@ -61,14 +62,18 @@ class SeededBatcher(Node[T_co]):
     ) -> None:
         if collate_fn is not None and not callable(collate_fn):
             raise TypeError(f"collate_fn must be callable, got {collate_fn!r}")
-        self.batch_size = as_integer("batch_size", batch_size, 1)
+        self.batch_size = None if batch_size is None else as_integer("batch_size", batch_size, 1)
         self.drop_last = bool(drop_last)
+        if self.batch_size is None and self.drop_last:
+            raise ValueError("drop_last=True has no meaning with batch_size=None: say it to the batch sampler")
         self.collate_fn: Callable[[list[Any]], Any] = default_collate if collate_fn is None else collate_fn
         self._seeds_collate = self.collate_fn is not default_collate
         below = as_node(source)
         self._purpose = COLLATE + (sum(isinstance(node, SeededBatcher) for node in walk_all(below)) << 8)
+        if self.batch_size is None:
+            below.batches()
         samples = below.length()
-        if self.drop_last and samples is not None and samples < self.batch_size:
+        if self.batch_size is not None and self.drop_last and samples is not None and samples < self.batch_size:
             raise ResumableBatchConfigurationError(
                 "every batch would be dropped", expected=f"at least {batch_size} samples an epoch", found=samples
             )
@@ -78,7 +83,9 @@ class SeededBatcher(Node[T_co]):
 
         self._ended = False
 
-    def pull(self, count: int) -> Ticket:
+    def pull(self, count: int | None) -> Ticket:
+        if count is None:
+            self.no_batches()
         if self._ended:
             self._ended = False
             raise StopIteration
@@ -98,7 +105,7 @@ class SeededBatcher(Node[T_co]):
 
     def _pull_batch(self) -> Ticket:
         ticket = self._source.pull(self.batch_size)
-        if self.drop_last and len(positions_of(ticket)) < self.batch_size:
+        if self.drop_last and len(positions_of(ticket)) < (self.batch_size or 0):
             # Only an epoch's last block may be short, so this ends it.
             return self._source.pull(self.batch_size)
         return ticket
@@ -136,7 +143,8 @@ class SeededBatcher(Node[T_co]):
         self._source.next_epoch(mark)
 
     def settings(self) -> dict[str, Scalar]:
-        return {"batch_size": self.batch_size, "drop_last": self.drop_last, "seed": self.seed}
+        size = {} if self.batch_size is None else {"batch_size": self.batch_size, "drop_last": self.drop_last}
+        return {**size, "seed": self.seed}
 
     def rules(self) -> Mapping[str, Rule]:
         return {"batch_size": allowable, "seed": adopted_seed}
@@ -145,10 +153,15 @@ class SeededBatcher(Node[T_co]):
         self.seed = entry["seed"]
 
     def length(self) -> int | None:
+        if self.batch_size is None:
+            return self._source.batches()
         samples = self._source.length()
         if samples is None:
             return None
         return samples // self.batch_size if self.drop_last else -(-samples // self.batch_size)
+
+    def batches(self) -> int | None:
+        self.no_batches()
 
     def global_generators(self) -> frozenset[GlobalGenerator]:
         own = frozenset(GLOBAL_GENERATORS if self._seeds_collate else ())

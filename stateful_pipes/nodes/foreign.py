@@ -51,7 +51,9 @@ class ForeignNode(Node[Any]):
         self._ended = False
         self._started = False
 
-    def pull(self, count: int) -> Ticket:
+    def pull(self, count: int | None) -> Ticket:
+        if count is None:
+            self.no_batches()
         self._started = True
         items: list[Any] = []
         while len(items) < count and not self._ended:

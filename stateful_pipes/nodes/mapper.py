@@ -97,7 +97,7 @@ class SeededMapper(Node[T_co]):
         """What is read from, if `map_fn` is its `__getitem__`."""
         return getattr(self.map_fn, "__self__", None) if getattr(self.map_fn, "__name__", "") == "__getitem__" else None
 
-    def pull(self, count: int) -> Ticket:
+    def pull(self, count: int | None) -> Ticket:
         ticket = self._source.pull(count)
         if self.seed is None:
             return ticket

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
-import torch.distributed as dist
 
 from stateful_pipes.errors import LoaderFailedError, ResumableBatchConfigurationError
 from stateful_pipes.fields import Rule, Scalar, adopted_seed, allowable, counter
-from stateful_pipes.integers import as_integer
-from stateful_pipes.node import Node
-from stateful_pipes.samplers import Order, ResumableSampler, as_resumable
+from stateful_pipes.nodes.dealing import DealingNode, Uneven, ranks_of
+from stateful_pipes.samplers import Order, ResumableBatchSampler, ResumableSampler, as_resumable
 from stateful_pipes.ticket import Mark, Samples, Ticket, positions_of
 
 __all__ = ["SamplerNode"]
@@ -31,25 +29,26 @@ class _Chunk(NamedTuple):
     indices: bytes
 
 
-class SamplerNode(Node[int]):
+class SamplerNode(DealingNode[int]):
     """Yields the dataset indices of an order, on each rank its own share.
 
     Rank r of W takes the positions p with p mod W == r, counted from where the state stands, so that the ranks in
-    lockstep consume a prefix of one global order. A rank's padding sample has its own position, and so its own seed.
+    lockstep consume a prefix of one global order. A batch sampler is dealt out likewise by whole batches, which a
+    `SeededBatcher(batch_size=None)` above keeps. A rank's padding sample has its own position, and so its own seed.
 
     Args:
-        sampler: A sampler of this library, or an `Order`. It belongs to this node while that is open.
+        sampler: A sampler or batch sampler of this library, or an `Order`. It belongs to this node while that is open.
         rank: This process, from 0 to world_size - 1; torch.distributed's by default, else 0.
         world_size: Number of ranks; torch.distributed's by default, else 1.
         uneven: What to do where the epoch does not divide by the ranks: "pad" it by wrapping around to its start, or
-            "drop" the rest. Either way all ranks get the same number of samples.
+            "drop" the rest. Either way all ranks get the same number of samples, or of batches.
         name: The node's name in the state.
 
     Yields:
         int
 
     State: order, its length, arguments and seed, epoch, consumed (samples over all ranks), world_size, uneven; constant
-    size, equal on all ranks. Cost of a resume: O(1).
+    size, equal on all ranks. Cost of a resume: O(1), with a balanced batch sampler one cycle's list.
 
     Raises:
         ResumableBatchConfigurationError: dropping leaves no sample for each rank.
@@ -63,46 +62,66 @@ class SamplerNode(Node[int]):
     """
 
     kind = "sampler"
-    MAIN_ONLY = (*Node.MAIN_ONLY, "sampler", "_chunk")
+    MAIN_ONLY = (*DealingNode.MAIN_ONLY, "sampler", "_batches", "_chunk")
 
     def __init__(
         self,
-        sampler: ResumableSampler | Order,
+        sampler: ResumableSampler | ResumableBatchSampler | Order,
         *,
         rank: int | None = None,
         world_size: int | None = None,
-        uneven: Literal["pad", "drop"] = "pad",
+        uneven: Uneven = "pad",
         name: str | None = None,
     ) -> None:
         self.sampler = as_resumable(sampler)
-        self.rank, self.world_size = _ranks(rank, world_size)
+        self._batches = self.sampler if isinstance(self.sampler, ResumableBatchSampler) else None
+        self._unit = 1 if self._batches is None else self._batches.batch_size  # what is dealt out as a whole
+        share = ranks_of(rank, world_size)
         if uneven not in ("pad", "drop"):
             raise ValueError(f'uneven must be "pad" or "drop", got {uneven!r}')
-        self.uneven = uneven
         super().__init__(name=name)
-        if self.length() == 0:
-            raise ResumableBatchConfigurationError(
-                f'{self.sampler.length} samples over {self.world_size} ranks with uneven="drop" leave none for each',
-                remedy='Use uneven="pad"',
-            )
+        self.deal(*share, uneven)
+        if self._share(0, self._unit) == 0:
+            self.leaves_none(f"{self.sampler.length} samples" if self._batches is None else f"{len(self._batches)} batches")
         self._epoch, self._consumed = self.sampler.epoch, self.sampler.consumed
         self._chunk = _Chunk(-1, 0, b"")
         self.sampler.attach(self)
 
-    def pull(self, count: int) -> Ticket:
-        left = self._share(self._consumed)
+    def pull(self, count: int | None) -> Ticket:
+        if count is None:
+            return self._pull_batch(self._made_by())
+        if self._batches is not None and self.world_size > 1:
+            raise ResumableBatchConfigurationError(
+                f"the batches of a {self.sampler.name} are dealt out to {self.world_size} ranks as they are",
+                node=self.name,
+                remedy="Put a SeededBatcher(batch_size=None) above it",
+            )
+        left = self._share(self._consumed, 1)
         taken = count if left is None else min(count, left)
         if taken == 0:
-            self._epoch, self._consumed = self._epoch + 1, 0
-            raise StopIteration
+            self._end_epoch()
         step = self.world_size
         start = self._consumed + self.rank
-        positions = (start, start + taken * step, step)
-        ticket = (self._epoch, positions, self._indices(start, taken))
-        self._consumed += taken * step
-        if self.sampler.length is not None:
-            self._consumed = min(self._consumed, self.sampler.length)
+        ticket = (self._epoch, (start, start + taken * step, step), self._indices(start, taken, step))
+        self._consume(self._consumed + taken * step)
         return ticket
+
+    def _pull_batch(self, sampler: ResumableBatchSampler) -> Ticket:
+        if self._share(self._consumed, self._unit) == 0:
+            self._end_epoch()
+        # Past the end, where the last round of ranks is padded by wrapping around, positions go on as if there were a next cycle.
+        start, stop = (sampler.after(self._consumed, self.rank + more) for more in (0, 1))
+        first = start if sampler.length is None else start % sampler.length
+        ticket = (self._epoch, (start, stop, 1), self._indices(first, stop - start, 1))
+        self._consume(sampler.after(self._consumed, self.world_size))
+        return ticket
+
+    def _consume(self, consumed: int) -> None:
+        self._consumed = consumed if self.sampler.length is None else min(consumed, self.sampler.length)
+
+    def _end_epoch(self) -> NoReturn:
+        self._epoch, self._consumed = self._epoch + 1, 0
+        raise StopIteration
 
     def run(self, ticket: Ticket) -> list[Any]:
         return memoryview(ticket[2]).cast("q").tolist()
@@ -126,14 +145,14 @@ class SamplerNode(Node[int]):
 
     def values(self, mark: Mark) -> dict[str, Scalar]:
         epoch, consumed = mark
-        return {"epoch": epoch, "consumed": consumed}
+        return {"epoch": epoch, **self.sampler.position(consumed)}
 
     def rules(self) -> Mapping[str, Rule]:
-        consumed = partial(counter, below=self.sampler.length)
-        return {"seed": adopted_seed, "epoch": counter, "consumed": consumed, "world_size": allowable}
+        within = dict.fromkeys(self.sampler.position(0), partial(counter, below=self.sampler.length))
+        return {"seed": adopted_seed, "epoch": counter, "world_size": allowable, **within}
 
     def locate(self, entry: Mapping[str, Any], parts: tuple[Mark, ...]) -> Mark:
-        return (entry["epoch"], entry["consumed"])
+        return (entry["epoch"], self.sampler.located(entry, self.name))
 
     def adopt(self, entry: Mapping[str, Any]) -> None:
         if self.sampler.seed is not None:
@@ -150,7 +169,16 @@ class SamplerNode(Node[int]):
         self.seek((mark[0] + 1, 0))
 
     def length(self) -> int | None:
-        return self._share(0)
+        if self._batches is not None:
+            return self.sampler.length if self.world_size == 1 else None
+        return self._share(0, 1)
+
+    def batches(self) -> int | None:
+        self._made_by()
+        return self._share(0, self._unit)
+
+    def _made_by(self) -> ResumableBatchSampler:
+        return self.no_batches() if self._batches is None else self._batches
 
     def release(self) -> None:
         self.sampler.detach(self)
@@ -167,25 +195,29 @@ class SamplerNode(Node[int]):
             return self._epoch, self._consumed
         return epoch, consumed
 
-    def _share(self, consumed: int) -> int | None:
-        """How many samples each rank still gets in an epoch of which so many are consumed."""
+    def _share(self, consumed: int, unit: int) -> int | None:
+        """How many units of so many samples each rank still gets in an epoch of which so many samples are consumed."""
         if self.sampler.length is None:
             return None
-        left = self.sampler.length - consumed
+        left = -(-(self.sampler.length - consumed) // unit)
         return -(-left // self.world_size) if self.uneven == "pad" else left // self.world_size
 
-    def _indices(self, start: int, count: int) -> bytes:
-        """Indices at `count` of this rank's positions from `start` on, int64, in blocks made ahead."""
+    def _indices(self, start: int, count: int, step: int) -> bytes:
+        """Indices at `count` positions from `start` on, int64, in blocks made ahead."""
         epoch, first, indices = self._chunk
-        offset, misaligned = divmod(start - first, self.world_size)
+        offset, misaligned = divmod(start - first, step)
         if epoch != self._epoch or misaligned or not 0 <= offset <= len(indices) // 8 - count:
-            indices, offset = self._make(start, count), 0
+            indices, offset = self._make(start, count, step), 0
             self._chunk = _Chunk(self._epoch, start, indices)
         return indices[8 * offset : 8 * (offset + count)]
 
-    def _make(self, start: int, count: int) -> bytes:
-        step, length = self.world_size, self.sampler.length
+    def _make(self, start: int, count: int, step: int) -> bytes:
+        length = self.sampler.length
         ahead = max(count, min(_CHUNK, 4 * (len(self._chunk.indices) // 8) or 64))
+        if step != self.world_size:  # what lies ahead is for other ranks
+            ahead = count
+        elif self._batches is not None:  # the next cycle's list is made when it is begun
+            ahead = min(ahead, max(count, self._batches.samples - start % self._batches.samples))
         if length is not None:
             ahead = min(ahead, max(0, -(-(length - start) // step)))
         made = self._ask(range(start, start + ahead * step, step))
@@ -200,13 +232,3 @@ class SamplerNode(Node[int]):
             return self.sampler.indices(self._epoch, positions)
         except StopIteration as error:
             raise RuntimeError(f"{self.sampler.name}.indices raised StopIteration") from error
-
-
-def _ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    if (rank is None) != (world_size is None):
-        raise ValueError(f"give rank and world_size together, got rank={rank}, world_size={world_size}")
-    if rank is None or world_size is None:
-        up = dist.is_available() and dist.is_initialized()
-        return (dist.get_rank(), dist.get_world_size()) if up else (0, 1)
-    world_size = as_integer("world_size", world_size, 1)
-    return as_integer("rank", rank, 0, world_size - 1, f"world_size - 1 = {world_size - 1}"), world_size

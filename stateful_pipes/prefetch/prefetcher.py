@@ -118,9 +118,11 @@ class ProcessPrefetcher(Node[T_co]):
         self._is_released = False
         self._restarts = 0  # of pools that are gone
 
-    def pull(self, count: int) -> Ticket:
+    def pull(self, count: int | None) -> Ticket:
         if not self.num_workers:
             return self._source.pull(count)
+        if count is None:
+            self.no_batches()
         taken = [self._next()]
         while len(taken) < count:
             if not self._queue:
@@ -170,6 +172,9 @@ class ProcessPrefetcher(Node[T_co]):
         self._drop()
         self._source.next_epoch(mark)
 
+    def batches(self) -> int | None:
+        return self.no_batches() if self.num_workers else self._source.batches()
+
     def global_generators(self) -> frozenset[GlobalGenerator]:
         return frozenset() if self.num_workers else self._source.global_generators()
 
@@ -200,8 +205,8 @@ class ProcessPrefetcher(Node[T_co]):
         while len(self._queue) < at_least or pool.outstanding < bound:
             if self._queue:
                 last = self._queue[-1].pulled
-                before = self._queue[-2].pulled if len(self._queue) > 1 else None
-                if last.error is not None or (last.is_end and before is not None and before.is_end):
+                is_empty = len(self._queue) > 1 and self._queue[-2].pulled.is_end
+                if last.error is not None or (last.is_end and (is_empty or not self._source.runs_on)):
                     return
             pulled, task = pull_one(self._source), -1
             if pulled.ticket is not None:

@@ -1,90 +1,41 @@
-"""A sampler is an order with a cursor."""
+"""Samplers: orders that are walked one index at a time."""
 
 from __future__ import annotations
 
 import operator
-import weakref
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol, Self, cast
+from typing import Any, Self
 
-import numpy as np
-import numpy.typing as npt
 import torch
-from torch.utils.data import Sampler
 
-from stateful_pipes.errors import NodeAttachedError
-from stateful_pipes.fields import Field, Scalar, adopted_seed, counter, fixed, ruled
-from stateful_pipes.rng import as_seed, draw_seed
-from stateful_pipes.samplers.order import Order, check_epoch, is_order, length_of
-from stateful_pipes.state import SamplerState, validate_entry
+from stateful_pipes.samplers.cursor import OrderCursor
+from stateful_pipes.samplers.order import Order, is_order, length_of
+from stateful_pipes.state import SamplerState
 
 __all__ = ["OrderSampler", "ResumableSampler", "SamplerIterator"]
 
 _CHUNK = 1024
-_RESERVED = frozenset({"type", "order", "length", "seed", "epoch", "consumed", "world_size", "uneven"})
 
 
-class SamplerOwner(Protocol):
-    """What an attached sampler asks of the node that it belongs to."""
+class ResumableSampler(OrderCursor[int]):
+    """Base of the samplers: each item is an index.
 
-    def cursor(self) -> tuple[int, int]:
-        """The consumed position: epoch, and samples consumed in it."""
-        ...
-
-    def set_epoch(self, epoch: int) -> None: ...
-
-
-class ResumableSampler(Sampler[int]):
-    """Base of this library's samplers: an order, its seed, and a cursor of (epoch, consumed).
-
-    Iterating starts at the cursor, ends with the epoch and does not move it, so two passes are alike until `advance`
-    or `set_epoch`; the iterator has its own state, as torchdata's `StatefulDataLoader` wants it. Once given to a
-    node or loader the cursor follows what that has consumed.
+    The iterator has its own state, as torchdata's `StatefulDataLoader` wants it; `advance` moves the sampler's cursor.
 
     State: see `SamplerState`; constant size. Cost of a resume: O(1).
     """
 
     def __init__(
-        self, order: Order, *, seed: int | None = None, generator: torch.Generator | None = None, seeded: bool = True
+        self,
+        order: Order,
+        *,
+        seed: int | None = None,
+        generator: torch.Generator | None = None,
+        seeded: bool = True,
+        resumable: bool = True,
     ) -> None:
-        if seed is not None and generator is not None:
-            raise ValueError("seed and generator exclude each other: one seed is drawn from a generator")
-        self.order = order
-        self.length = length_of(order) if hasattr(order, "__len__") else None
-        self.arguments()
-        self.seed = None if not seeded else as_seed(seed) if seed is not None else draw_seed(generator)
-        self._epoch = 0
-        self._consumed = 0
-        self._owner: weakref.ref[SamplerOwner] | None = None
-
-    @property
-    def name(self) -> str:
-        """The name of the order, as it stands in the state."""
-        return type(self).__name__
-
-    @property
-    def epoch(self) -> int:
-        """The current epoch, counted from 0."""
-        return self._cursor()[0]
-
-    @property
-    def consumed(self) -> int:
-        """How many items of the current epoch have been consumed."""
-        return self._cursor()[1]
-
-    def indices(self, epoch: int, positions: range) -> npt.NDArray[np.int64]:
-        """Dataset indices at `positions` of `epoch`, int64 of shape (len(positions),).
-
-        Raises:
-            ValueError: the order's answer has another shape or type.
-        """
-        found = np.asarray(self.order.indices(self.seed or 0, epoch, positions))
-        if found.shape != (len(positions),) or (found.size and not np.issubdtype(found.dtype, np.integer)):
-            raise ValueError(
-                f"{self.name}.indices must give {len(positions)} integers for {positions}, "
-                f"got {found.dtype} of shape {found.shape}"
-            )
-        return found.astype(np.int64, copy=False)
+        length = length_of(order) if hasattr(order, "__len__") else None
+        super().__init__(order, length, seed=seed, generator=generator, seeded=seeded, resumable=resumable)
 
     def __len__(self) -> int:
         """Items in a whole epoch; TypeError for an endless order, which is how torch wants to be told."""
@@ -92,20 +43,8 @@ class ResumableSampler(Sampler[int]):
             raise TypeError(f"{self.name} is endless and has no len()")
         return self.length
 
-    def __iter__(self) -> SamplerIterator:
-        return SamplerIterator(self, *self._cursor())
-
-    def set_epoch(self, epoch: int) -> None:
-        """Goes to the start of `epoch`; does nothing where that is the current epoch, at whatever position.
-
-        On a sampler that belongs to a loader this is the loader's own `set_epoch`.
-        """
-        epoch = check_epoch(epoch)
-        owner = self.owner()
-        if owner is not None:
-            owner.set_epoch(epoch)
-        elif epoch != self._epoch:
-            self._epoch, self._consumed = epoch, 0
+    def iterator(self, epoch: int, consumed: int) -> SamplerIterator:
+        return SamplerIterator(self, epoch, consumed)
 
     def advance(self, count: int = 1) -> None:
         """Moves the cursor past `count` items that were consumed; at the end of the epoch, to the next one's start.
@@ -114,110 +53,13 @@ class ResumableSampler(Sampler[int]):
             ValueError: `count` is negative, or more than the epoch has left.
             NodeAttachedError: the sampler belongs to a node, which moves it itself.
         """
+        self.require_resumable("advance")
         self.refuse_attached("advance")
         count = operator.index(count)
         left = None if self.length is None else self.length - self._consumed
         if count < 0 or (left is not None and count > left):
             raise ValueError(f"count must be from 0 to the {left} items that the epoch has left, got {count}")
-        self._consumed += count
-        if self._consumed == self.length:
-            self._epoch, self._consumed = self._epoch + 1, 0
-
-    def state_dict(self) -> SamplerState:
-        """The cursor and what shapes the order, as a fresh plain mapping."""
-        return self.state_at(*self._cursor())
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Takes seed and cursor from a state.
-
-        Raises:
-            StateMismatchError: the state is of another order, or damaged; nothing is changed.
-            NodeAttachedError: the sampler belongs to a node; load the node or loader instead.
-        """
-        self.refuse_attached("load_state_dict")
-        entry = self.take(state_dict)
-        self._epoch, self._consumed = entry["epoch"], entry["consumed"]
-        if self._consumed == self.length:
-            self._epoch, self._consumed = self._epoch + 1, 0
-
-    # What follows is for nodes and iterators.
-
-    def arguments(self) -> dict[str, Scalar]:
-        """What shapes the order besides its length and seed."""
-        arguments = getattr(self.order, "arguments", None)
-        found = {} if arguments is None else dict(arguments())
-        for name, value in found.items():
-            if name in _RESERVED:
-                raise ValueError(f"{self.name}.arguments() must not use the name {name!r}, which the state has already")
-            if type(value) not in (int, float, str, bool):
-                raise TypeError(f"{self.name}.arguments()[{name!r}] must be an int, float, str or bool, got {value!r}")
-        return found
-
-    def values(self) -> dict[str, Scalar]:
-        """Length, arguments and seed, as a state has them."""
-        values = {"length": -1 if self.length is None else self.length, **self.arguments()}
-        if self.seed is not None:
-            values["seed"] = self.seed
-        return values
-
-    def state_at(self, epoch: int, consumed: int) -> SamplerState:
-        """`state_dict()` with another cursor."""
-        entry = {key: field.value for key, field in self._entry(epoch, consumed).items()}
-        return cast(SamplerState, entry)
-
-    def take(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Validates a state and adopts its seed; returns it."""
-        entry = validate_entry(state, self._entry(0, 0), self.name)
-        if self.seed is not None:
-            self.seed = entry["seed"]
-        return entry
-
-    def _entry(self, epoch: int, consumed: int) -> dict[str, Field]:
-        below = None if self.length is None else self.length + 1
-        return {
-            "type": fixed(self.name),
-            **ruled(self.values(), {"seed": adopted_seed}),
-            "epoch": counter(epoch),
-            "consumed": counter(consumed, below),
-        }
-
-    def attach(self, owner: SamplerOwner) -> None:
-        """Makes the sampler follow `owner`.
-
-        Raises:
-            NodeAttachedError: it belongs to another owner that is still open.
-        """
-        current = self.owner()
-        if current is not None and current is not owner:
-            raise NodeAttachedError(
-                f"this {self.name} already belongs to a loader or node",
-                remedy="Close that one first, or make a second sampler",
-            )
-        self._owner = weakref.ref(owner)
-
-    def detach(self, owner: SamplerOwner) -> None:
-        """Ends `attach`, keeping the owner's last position as the cursor."""
-        if self.owner() is owner:
-            self._epoch, self._consumed = owner.cursor()
-            self._owner = None
-
-    def owner(self) -> SamplerOwner | None:
-        """The node that the sampler belongs to, while that is open."""
-        return None if self._owner is None else self._owner()
-
-    def _cursor(self) -> tuple[int, int]:
-        owner = self.owner()
-        return (self._epoch, self._consumed) if owner is None else owner.cursor()
-
-    def refuse_attached(self, method: str) -> None:
-        if self.owner() is not None:
-            raise NodeAttachedError(
-                f"{method} of a {self.name} that a loader or node moves", remedy="Use the loader's own methods"
-            )
-
-    def __getstate__(self) -> dict[str, Any]:
-        epoch, consumed = self._cursor()
-        return {**self.__dict__, "_epoch": epoch, "_consumed": consumed, "_owner": None}
+        self.place(self._epoch, self._consumed + count)
 
 
 class OrderSampler(ResumableSampler):
@@ -227,12 +69,20 @@ class OrderSampler(ResumableSampler):
         order: Anything with `indices(seed, epoch, positions)` and, unless endless, `__len__`.
         seed: What `indices` gets as its seed, from 0 to 2**64 - 1; drawn once from torch's CPU generator if left out.
         generator: A `torch.Generator` from which that one seed is drawn instead.
+        resumable: Whether it has a position; without one, each `iter()` starts anew.
     """
 
-    def __init__(self, order: Order, *, seed: int | None = None, generator: torch.Generator | None = None) -> None:
+    def __init__(
+        self,
+        order: Order,
+        *,
+        seed: int | None = None,
+        generator: torch.Generator | None = None,
+        resumable: bool = True,
+    ) -> None:
         if not is_order(order):
             raise TypeError(f"order must have a method indices(seed, epoch, positions), got {order!r}")
-        super().__init__(order, seed=seed, generator=generator)
+        super().__init__(order, seed=seed, generator=generator, resumable=resumable)
 
     @property
     def name(self) -> str:
@@ -276,6 +126,7 @@ class SamplerIterator(Iterator[int]):
 
         Raises:
             StateMismatchError: the state is of another order, or damaged; nothing is changed.
+            ResumableSamplerGeneratorError: all is right but the order's seed; nothing is changed.
         """
         self._sampler.refuse_attached("load_state_dict on an iterator")
         entry = self._sampler.take(state_dict)

@@ -57,6 +57,7 @@ class RandomSampler(ResumableSampler):
         data_source: A sized dataset, or a length from 1 to 2**62.
         seed: From 0 to 2**64 - 1; drawn once from torch's CPU generator if left out.
         generator: A `torch.Generator` from which that one seed is drawn instead.
+        resumable: Whether it has a position; without one, each `iter()` starts anew.
 
     State: length, seed, epoch, consumed. Cost: O(1) memory, O(1) resume, about 60 ns an index.
 
@@ -66,8 +67,15 @@ class RandomSampler(ResumableSampler):
     314947445883
     """
 
-    def __init__(self, data_source: SizedOrLength, *, seed: int | None = None, generator: torch.Generator | None = None) -> None:
-        super().__init__(_RandomOrder(length_of(data_source)), seed=seed, generator=generator)
+    def __init__(
+        self,
+        data_source: SizedOrLength,
+        *,
+        seed: int | None = None,
+        generator: torch.Generator | None = None,
+        resumable: bool = True,
+    ) -> None:
+        super().__init__(_RandomOrder(length_of(data_source)), seed=seed, generator=generator, resumable=resumable)
 
 
 class InfiniteRandomSampler(ResumableSampler):
@@ -78,6 +86,7 @@ class InfiniteRandomSampler(ResumableSampler):
         replacement: Draw each index independently of the others.
         seed: From 0 to 2**64 - 1; drawn once from torch's CPU generator if left out.
         generator: A `torch.Generator` from which that one seed is drawn instead.
+        resumable: Whether it has a position; without one, each `iter()` starts anew.
 
     State: items, replacement, seed, epoch, consumed. Cost: as `RandomSampler`.
     """
@@ -89,7 +98,9 @@ class InfiniteRandomSampler(ResumableSampler):
         replacement: bool = False,
         seed: int | None = None,
         generator: torch.Generator | None = None,
+        resumable: bool = True,
     ) -> None:
         if not isinstance(replacement, bool):
             raise TypeError(f"replacement must be a bool, got {replacement!r}")
-        super().__init__(_InfiniteRandomOrder(length_of(data_source), replacement), seed=seed, generator=generator)
+        order = _InfiniteRandomOrder(length_of(data_source), replacement)
+        super().__init__(order, seed=seed, generator=generator, resumable=resumable)

@@ -27,6 +27,7 @@ class SequentialSampler(ResumableSampler):
 
     Args:
         data_source: A sized dataset, or a length from 1 to 2**62.
+        resumable: Whether it has a position; without one, each `iter()` starts anew.
 
     State: length, epoch, consumed. Cost of a resume: O(1).
 
@@ -34,5 +35,5 @@ class SequentialSampler(ResumableSampler):
     [0, 1, 2, 3]
     """
 
-    def __init__(self, data_source: SizedOrLength) -> None:
-        super().__init__(_SequentialOrder(length_of(data_source)), seeded=False)
+    def __init__(self, data_source: SizedOrLength, *, resumable: bool = True) -> None:
+        super().__init__(_SequentialOrder(length_of(data_source)), seeded=False, resumable=resumable)

@@ -6,8 +6,11 @@ the state gets a file of its own beside the old one.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
+from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +18,18 @@ import torch
 import torchdata.nodes as tn
 
 from stateful_pipes import (
+    BalancedBatchSampler,
+    ClassBalancedBatchSampler,
+    IndexFilter,
     InfiniteRandomSampler,
+    Mixer,
+    NaiveBatchSampler,
     OrderSampler,
     ProcessPrefetcher,
     RandomSampler,
     SamplerNode,
     SeededBatcher,
+    SeededFlatMapper,
     SeededMapper,
     SequentialSampler,
     StatefulDataLoader,
@@ -65,6 +74,25 @@ def orders():
     }
     asked = [(epoch, part) for epoch in (0, 1, 10**9) for part in (range(0, 7), range(3, 7, 2))]
     return {name: [[epoch, sampler.indices(epoch, part).tolist()] for epoch, part in asked] for name, sampler in made.items()}
+
+
+def batches():
+    """Two cycles of each batch sampler; of a class larger than those that are shuffled by hashes, a hash."""
+    labels, domains = [i * i % 7 % 4 for i in range(23)], [i % 5 % 3 for i in range(23)]
+    ratios = {"class_ratio": {0: 0.1, 1: 0.5, 2: 0.4}, "domain_ratio": {0: 1, 1: 1.5, 2: 3}}
+    made = {
+        "naive": NaiveBatchSampler(11, 4, seed=1),
+        "naive, in order": NaiveBatchSampler(11, 4, shuffle=False, drop_last=False, seed=1),
+        "classes": ClassBalancedBatchSampler(labels, 4, labels=labels, seed=2),
+        "classes in order": ClassBalancedBatchSampler(labels, 4, labels=labels, shuffle=False, drop_last=False, seed=2),
+        "ratios": ClassBalancedBatchSampler(labels, 5, labels=labels, domains=domains, **ratios, seed=2**64 - 1),
+        "balanced": BalancedBatchSampler(labels, 5, labels=labels, domains=domains, seed=3),
+        "balanced, in order": BalancedBatchSampler(labels, 5, labels=labels, shuffle=False, drop_last=False, seed=3),
+    }
+    found = {name: list(islice(sampler, 2 * len(sampler))) for name, sampler in made.items()}
+    large = ClassBalancedBatchSampler(range(70_003), 1000, labels=[0] * 70_000 + [1] * 3, seed=4)
+    cycle = np.concatenate([np.array(batch, dtype="<i8") for batch in islice(large, len(large))])
+    return {**found, "large": [len(cycle), hashlib.sha256(cycle.tobytes()).hexdigest()]}
 
 
 def draws_of(item):
@@ -153,10 +181,29 @@ PIPELINES = {
 }
 
 
-def states():
+def mixture():
+    flat = SeededFlatMapper(
+        IndexFilter(SamplerNode(RandomSampler(9, seed=2)), lambda index: index % 3),
+        lambda index: [index, random.random()],
+        2,
+        seed=3,
+    )
+    sources = {"flat": flat, "plain": SeededMapper(SamplerNode(RandomSampler(4, seed=4), name="other"), draws_of, seed=5)}
+    return SeededBatcher(Mixer(sources, {0: [1, 0.3], 5: [1, 2.5]}, seed=6), 3, collate_fn=list, seed=7)
+
+
+def balanced():
+    sampler = ClassBalancedBatchSampler(range(9), 4, labels=[0, 0, 0, 0, 0, 0, 1, 1, 2], drop_last=False, repeat=False, seed=8)
+    return SeededBatcher(SeededMapper(SamplerNode(sampler), draws_of, seed=9), None, collate_fn=collated, seed=10)
+
+
+ORDERS = {"mixture": mixture, "balanced": balanced}
+
+
+def states(pipelines=PIPELINES):
     """Each pipeline's state after some batches of its second epoch, and what follows."""
     found = {}
-    for name, make in PIPELINES.items():
+    for name, make in pipelines.items():
         loader = StatefulDataLoader(make())
         iterator = iter(loader)
         if name == "endless":
@@ -195,9 +242,11 @@ FILES = {
     "seeds.json": seeds,
     "permutations.json": permutations,
     "orders.json": orders,
+    "batches.json": batches,
     "stream.json": stream,
     "torch_door.json": torch_door,
     "states_v1.json": states,
+    "states_of_orders_v1.json": partial(states, ORDERS),
     "sampler_states_v1.json": sampler_states,
     "checkpoint_v1.json": checkpoint,
 }

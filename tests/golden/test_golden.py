@@ -14,7 +14,7 @@ from stateful_pipes import InfiniteRandomSampler, RandomSampler, StatefulDataLoa
 from stateful_pipes import state as state_module
 from stateful_pipes.checkpoint import loads
 from tests.golden import pinned
-from tests.golden.pinned import FOLDER, PIPELINES, read
+from tests.golden.pinned import FOLDER, ORDERS, PIPELINES, read
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +29,7 @@ def plain(value):
     return json.loads(json.dumps(value))
 
 
-@pytest.mark.parametrize("name", ["seeds.json", "permutations.json", "orders.json"])
+@pytest.mark.parametrize("name", ["seeds.json", "permutations.json", "orders.json", "batches.json"])
 def test_what_is_frozen_by_our_own_arithmetic(name):
     assert plain(pinned.FILES[name]()) == read(name)
 
@@ -53,23 +53,27 @@ def test_the_draws_are_what_they_are_meant_to_be():
         assert len({sample[column] for sample in samples}) == 14
 
 
-@pytest.mark.parametrize("name", PIPELINES)
-def test_a_state_of_version_1_resumes_to_the_pinned_stream(name):
-    saved = read("states_v1.json")[name]
+STATES = [("states_v1.json", PIPELINES, name) for name in PIPELINES]
+STATES += [("states_of_orders_v1.json", ORDERS, name) for name in ORDERS]
+
+
+@pytest.mark.parametrize(("file", "pipelines", "name"), STATES)
+def test_a_state_of_version_1_resumes_to_the_pinned_stream(file, pipelines, name):
+    saved = read(file)[name]
     assert saved["state"]["version"] == 1
     for _ in range(2):
-        loader = StatefulDataLoader(PIPELINES[name]())
+        loader = StatefulDataLoader(pipelines[name]())
         loader.load_state_dict(saved["state"])
         found = [item for item, _ in zip(loader, range(6), strict=False)]
         assert plain(found) == saved["following"]
 
 
-@pytest.mark.parametrize("name", PIPELINES)
-def test_today_s_state_has_the_pinned_form(name):
-    saved = read("states_v1.json")[name]["state"]
+@pytest.mark.parametrize(("file", "pipelines", "name"), STATES)
+def test_today_s_state_has_the_pinned_form(file, pipelines, name):
+    saved = read(file)[name]["state"]
     if saved["version"] != state_module.VERSION:
         pytest.skip("a later version has a file of its own")
-    today = plain(pinned.states()[name]["state"])
+    today = plain(pinned.states(pipelines)[name]["state"])
     for state in (saved, today):
         assert set(state.pop("versions")) == {"python", "numpy", "torch"}
         state.pop("library")

@@ -13,15 +13,19 @@ import torch
 from torchdata.nodes import BaseNode, Batcher, IterableWrapper, ParallelMapper, Unbatcher
 
 from stateful_pipes import (
+    IndexFilter,
     InfiniteRandomSampler,
+    Mixer,
     OrderSampler,
     ProcessPrefetcher,
     RandomSampler,
     SamplerNode,
     SeededBatcher,
+    SeededFlatMapper,
     SeededMapper,
     SequentialSampler,
     StatefulDataLoader,
+    build_batch_sampler,
 )
 from tests.streams import disturb, drawing_collate, generator_states, same
 
@@ -143,10 +147,29 @@ def jitter(sample):
     return {**sample, "jitter": random.random()}
 
 
+def halves(sample):
+    return [{**sample, "half": half, "jitter": random.random()} for half in range(2)]
+
+
+def is_kept(index):
+    return index % 3 < 2
+
+
 DATASET = "dataset"
 OUTER = 2  # inner batches in an outer one
 FOREIGN_BELOW = ("iterable", "parallel", "filter")
-OURS = (DATASET, "nodes", "two_mappers", "two_batchers", "prefetcher_in_the_middle")
+OURS = (
+    DATASET,
+    "nodes",
+    "two_mappers",
+    "two_batchers",
+    "prefetcher_in_the_middle",
+    "batch_sampler",
+    "mixture",
+    "index_filter",
+    "flat_mapper",
+)
+INDIRECT = ("mixture", "index_filter", "flat_mapper")  # the sampler's cursor is not simply the batches that were read
 SHAPES = (*OURS, *FOREIGN_BELOW, "filter_over_sampler", "batcher_above", "unbatcher_above")
 ORDERS = ("sequential", "random", "user", "infinite", "replacement", "endless")
 ENDLESS = ("infinite", "replacement", "endless")
@@ -202,6 +225,14 @@ def make_order(case, seed):
     return InfiniteRandomSampler(case.length, replacement=case.order == "replacement", seed=seed)
 
 
+def make_batches(case, seed):
+    labels = [index % 7 % 3 for index in range(case.length)]
+    size, repeat = case.batch_size or 1, case.order in ENDLESS
+    return build_batch_sampler(
+        "class_balance", range(case.length), size, labels=labels, repeat=repeat, drop_last=case.drop_last, seed=seed
+    )
+
+
 def build(case, engine=INLINE, seed=None, **door):
     """A loader. Without a seed it draws its own, as one that is to be loaded may; `door` is what only a loader takes."""
     dataset = Samples(case.length, case.rng, boxes=case.collate == "boxes")
@@ -238,12 +269,21 @@ def _compose(case, engine, seed, dataset):
         elif case.shape == "filter":
             source = Keep(source)
     else:
-        source = SamplerNode(make_order(case, seeds[0]))
+        source = SamplerNode(make_batches(case, seeds[0]) if case.shape == "batch_sampler" else make_order(case, seeds[0]))
         if case.shape == "filter_over_sampler":
             source = Keep(source)
+        elif case.shape == "index_filter":
+            source = IndexFilter(source, is_kept)
     node = SeededMapper(source, dataset.__getitem__, seed=seeds[1], rng=case.rng)
     if case.shape == "two_mappers":
         node = SeededMapper(node, jitter, seed=seeds[2], rng=("python",))
+    elif case.shape == "flat_mapper":
+        node = SeededFlatMapper(node, halves, 2, seed=seeds[2], rng=("python",))
+    elif case.shape == "mixture":
+        other = SeededMapper(
+            SamplerNode(SequentialSampler(min(case.length, 5))), dataset.__getitem__, seed=seeds[2], rng=case.rng
+        )
+        node = Mixer([node, other], {0: [1, 2], 7: [0.5, 0.1]}, seed=seeds[2])
 
     def prefetcher(source):
         if engine.workers is None:
@@ -257,7 +297,8 @@ def _compose(case, engine, seed, dataset):
         node = prefetcher(node)
     if case.batch_size is not None:
         collate = COLLATES["list" if case.shape in ("unbatcher_above", "two_batchers") else case.collate]
-        node = SeededBatcher(node, case.batch_size, drop_last=case.drop_last, collate_fn=collate, seed=seeds[3])
+        own = (None, False) if case.shape == "batch_sampler" else (case.batch_size, case.drop_last)
+        node = SeededBatcher(node, own[0], drop_last=own[1], collate_fn=collate, seed=seeds[3])
         if case.shape == "two_batchers":
             node = SeededBatcher(node, OUTER, collate_fn=drawing_collate, seed=seeds[3])
     if case.shape == "prefetcher_in_the_middle":

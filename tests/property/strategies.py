@@ -6,7 +6,7 @@ from itertools import combinations
 
 from hypothesis import strategies as st
 
-from tests.property.pipelines import DATASET, ENDLESS, FOREIGN_BELOW, GENERATORS, ORDERS, SHAPES, Case, Engine
+from tests.property.pipelines import DATASET, ENDLESS, FOREIGN_BELOW, GENERATORS, ORDERS, SHAPES, Case, Engine, is_kept
 
 SEEDS = st.one_of(st.sampled_from([0, 1, 2**63, 2**64 - 1]), st.integers(0, 2**64 - 1))
 RNGS = st.sampled_from(
@@ -22,7 +22,8 @@ def cases(draw, shapes=SHAPES, orders=ORDERS):
     unbatched = shape not in ("unbatcher_above", "two_batchers") and draw(st.integers(0, 4)) == 4
     drop_last = not unbatched and draw(st.booleans())
     # A sized epoch that gives no batch is refused at construction; foreign sources have no size, and may be empty.
-    most = length if drop_last and (shape not in FOREIGN_BELOW or draw(st.booleans())) and order not in ENDLESS else 12
+    sized = len([index for index in range(length) if is_kept(index)]) if shape == "index_filter" else length
+    most = sized if drop_last and (shape not in FOREIGN_BELOW or draw(st.booleans())) and order not in ENDLESS else 12
     batch_size = None if unbatched else draw(st.integers(1, min(most, 12)))
     collate = draw(st.sampled_from(["default", "drawing"] if unbatched else ["default", "drawing", "boxes"]))
     return Case(shape, length, order, batch_size, drop_last, collate, draw(RNGS), draw(st.integers(1, 3)))

@@ -832,7 +832,7 @@ def test_a_load_that_fails_before_the_move_has_changed_nothing(monkeypatch, erro
 
 # The signature.
 
-OURS = ("seed", "rng", "max_skipped", "max_restarts", "checkpoint")
+OURS = ("seed", "rng", "max_skipped", "max_restarts", "resumable", "checkpoint")
 
 
 def test_the_signature_is_torch_s_with_ours_keyword_only():
@@ -846,6 +846,7 @@ def test_the_signature_is_torch_s_with_ours_keyword_only():
     assert all(ours[name].kind is inspect.Parameter.KEYWORD_ONLY for name in OURS)
     assert all(ours[name].default is None for name in ("seed", "checkpoint"))
     assert ours["rng"].default == ("python", "numpy", "torch")
+    assert ours["resumable"].default is True
     assert (ours["max_skipped"].default, ours["max_restarts"].default) == (0, 3)
 
 

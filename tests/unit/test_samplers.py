@@ -19,7 +19,10 @@ from torch.utils.data import SequentialSampler as TorchSequentialSampler
 from torchdata.stateful_dataloader import StatefulDataLoader as TorchdataLoader
 
 from stateful_pipes import (
+    BalancedBatchSampler,
+    ClassBalancedBatchSampler,
     InfiniteRandomSampler,
+    NaiveBatchSampler,
     Order,
     OrderSampler,
     RandomSampler,
@@ -32,6 +35,7 @@ from stateful_pipes.errors import (
     NodeAttachedError,
     ResumableBatchConfigurationError,
     ResumableModeRequiredError,
+    ResumableSamplerGeneratorError,
     StateMismatchError,
 )
 from stateful_pipes.samplers import as_resumable
@@ -294,7 +298,18 @@ def test_a_state_is_plain_constant_and_shares_nothing(make):
     assert sampler.consumed == 2
 
 
-@pytest.mark.parametrize("sampler", [SequentialSampler(3), RandomSampler(3), InfiniteRandomSampler(3)], ids=lambda s: s.name)
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        SequentialSampler(3),
+        RandomSampler(3),
+        InfiniteRandomSampler(3),
+        NaiveBatchSampler(3, 2),
+        ClassBalancedBatchSampler(range(3), 2, labels=[0, 0, 1]),
+        BalancedBatchSampler(range(3), 2, labels=[0, 0, 1]),
+    ],
+    ids=lambda s: s.name,
+)
 def test_the_type_of_a_state_declares_its_keys(sampler):
     declared = typing.get_type_hints(SamplerState)
     assert set(sampler.state_dict()) <= set(declared)
@@ -313,8 +328,7 @@ def test_the_end_of_an_epoch_loads_as_the_start_of_the_next():
     [
         ({"length": 12}, {"length"}),
         ({"type": "SequentialSampler"}, {"type"}),
-        ({"seed": -1}, {"seed"}),
-        ({"seed": None}, {"seed"}),
+        ({"seed": -1, "epoch": -1}, {"seed", "epoch"}),
         ({"epoch": True}, {"epoch"}),
         ({"epoch": math.nan}, {"epoch"}),
         ({"consumed": 12}, {"consumed"}),
@@ -336,6 +350,18 @@ def test_a_wrong_state_names_every_field_and_changes_nothing(changes, fields):
         assert {one.node for one in caught.value.differences} == {"RandomSampler"}
         assert target.state_dict() == before
     assert sampler.seed == 5
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64, None, "5", 1.0, True])
+def test_a_damaged_seed_is_told_apart(seed):
+    sampler = RandomSampler(11, seed=5)
+    sampler.advance(3)
+    for target in (sampler, iter(sampler)):
+        before = target.state_dict()
+        with pytest.raises(ResumableSamplerGeneratorError, match=r"RandomSampler\.seed") as caught:
+            target.load_state_dict({**before, "seed": seed})
+        assert caught.value.code == 351
+        assert target.state_dict() == before
 
 
 @pytest.mark.parametrize("state", [None, [], 3, "x", {}])

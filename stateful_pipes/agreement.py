@@ -1,0 +1,104 @@
+"""That all ranks load the same state."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+from stateful_pipes.contract import NodeContract, walk
+from stateful_pipes.errors import StateMismatchError
+from stateful_pipes.fields import tally
+from stateful_pipes.nodes.dealing import DealingNode
+
+__all__ = ["check_agreement"]
+
+T = TypeVar("T")
+_SHOWN = 8
+_DAMAGED = {"state": "damaged"}
+
+
+def check_agreement(top: NodeContract, state: object) -> None:
+    """Compares what the ranks of the default process group are about to load; all of them have to call it.
+
+    Only a pipeline that is dealt out to that group's ranks is compared: one with a world size of its own (each process
+    its own data, or a part of the ranks alone) asks nobody. Left out is what each rank may have for itself: the entries
+    of sources that are not dealt out and of the nodes above them, counts of samples left out, and the versions of the
+    libraries that wrote the state. One gather of a digest; where the digests differ, a second one of what differs.
+
+    Raises:
+        StateMismatchError: on all ranks alike; it names the ranks that differ from most, and the entries.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        return
+    world_size = dist.get_world_size()
+    if world_size == 1 or not any(_is_dealt(node, world_size) for node in walk(top)):
+        return
+    told = json.dumps(_common(top, state, world_size), sort_keys=True)
+    if len(set(_gathered(hashlib.sha256(told.encode()).digest(), world_size))) > 1:
+        raise StateMismatchError(_disagreement(_gathered(told, world_size)))
+
+
+def _gathered(value: T, world_size: int) -> list[T]:
+    # The variant for objects finds the device that the backend needs, whichever that is.
+    found: list[Any] = [None] * world_size
+    dist.all_gather_object(found, value)
+    return found
+
+
+def _is_dealt(node: NodeContract, world_size: int) -> bool:
+    return isinstance(node, DealingNode) and node.world_size == world_size
+
+
+def _own(node: NodeContract, world_size: int) -> list[str]:
+    """The nodes that may stand elsewhere on each rank: sources that are not dealt out, and what is above them."""
+    if _is_dealt(node, world_size):
+        return []
+    below = [name for source in node.sources for name in _own(source, world_size)]
+    return [*below, node.name] if below or not node.sources else []
+
+
+def _common(top: NodeContract, state: Any, world_size: int) -> dict[str, Any]:
+    """What has to be equal on all ranks, flat. Never an error: the others would wait for this rank in vain."""
+    own = _own(top, world_size)
+    left_out = {f"{node.name}.{key}" for node in walk(top) for key, rule in node.rules().items() if rule is tally}
+    left_out |= {"library", "versions"} | ({"epoch"} if top.name in own else set())
+    try:
+        found = {key: value for key, value in state.items() if key != "nodes"}
+        for name, entry in state.get("nodes", {}).items():
+            if name not in own:
+                found.update((f"{name}.{key}", value) for key, value in entry.items())
+        found = {key: value for key, value in found.items() if key not in left_out}
+        json.dumps(found, sort_keys=True)
+    except Exception:
+        return _DAMAGED
+    return found
+
+
+def _disagreement(told: list[str]) -> str:
+    usual = Counter(told).most_common(1)[0][0]
+    alike = [rank for rank, one in enumerate(told) if one == usual]
+    others = [rank for rank, one in enumerate(told) if one != usual]
+    lines = [f"rank {rank}: {_difference(json.loads(told[rank]), json.loads(usual))}" for rank in others[:_SHOWN]]
+    first = f"ranks {_listed(others)} were given another one than ranks {_listed(alike)}; load the same on all"
+    return "\n  ".join([first, *lines])
+
+
+def _difference(one: Mapping[str, Any], usual: Mapping[str, Any]) -> str:
+    if not one or one == _DAMAGED:
+        return "a damaged state" if one else "an empty state"
+    keys = [key for key in {**one, **usual} if _shown(one, key) != _shown(usual, key)]
+    shown = [f"{key} {_shown(one, key):.80} instead of {_shown(usual, key):.80}" for key in keys[:_SHOWN]]
+    return ", ".join(shown) + (", ..." if len(keys) > _SHOWN else "")
+
+
+def _shown(state: Mapping[str, Any], key: str) -> str:
+    return repr(state[key]) if key in state else "(missing)"
+
+
+def _listed(ranks: list[int]) -> str:
+    return f"[{', '.join(map(str, ranks[:_SHOWN]))}{', ...' if len(ranks) > _SHOWN else ''}]"

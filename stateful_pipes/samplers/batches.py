@@ -1,0 +1,170 @@
+"""Batch samplers: orders that are walked one batch at a time, cycle after cycle."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from stateful_pipes.errors import Difference, ResumableBatchConfigurationError, StateMismatchError
+from stateful_pipes.fields import Scalar
+from stateful_pipes.integers import as_integer
+from stateful_pipes.rng import ORDER, derive
+from stateful_pipes.samplers.cursor import OrderCursor
+from stateful_pipes.state import SamplerState
+
+__all__ = ["BatchIterator", "Cycle", "ResumableBatchSampler"]
+
+
+class Cycle(Protocol):
+    """The samples of any cycle, as a pure function of its key."""
+
+    def indices(self, key: int, offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Dataset indices at `offsets` of the cycle that `key` names; int64 of the same shape."""
+        ...
+
+
+class _CycleOrder:
+    """Cycle after cycle as an `Order`; without end, or one cycle an epoch."""
+
+    def __init__(self, cycle: Cycle, samples: int, arguments: Mapping[str, Scalar]) -> None:
+        self.cycle = cycle
+        self.samples = samples
+        self._arguments = arguments
+
+    def arguments(self) -> Mapping[str, Scalar]:
+        return self._arguments
+
+    def indices(self, seed: int, epoch: int, positions: range) -> npt.NDArray[np.int64]:
+        cycles, offsets = np.divmod(np.arange(positions.start, positions.stop, positions.step, dtype=np.int64), self.samples)
+        out = np.empty(len(positions), dtype=np.int64)
+        for number in np.unique(cycles).tolist():
+            chosen = cycles == number
+            out[chosen] = self.cycle.indices(derive(seed, ORDER, epoch, number), offsets[chosen])
+        return out
+
+
+class ResumableBatchSampler(OrderCursor[list[int]]):
+    """Base of the batch samplers: each item is a list of indices.
+
+    Batches do not cross the end of a cycle: its last one is smaller where the cycle does not divide. With `repeat` cycle
+    follows cycle in one endless epoch, else each epoch is one cycle. A cycle's samples are a pure function of (seed,
+    epoch, cycle). In a plain `DataLoader`, say `advance_batch()` for each batch that was consumed.
+
+    State: the order's arguments, seed, epoch, cycle, offset (samples consumed of the cycle) and consumed (of the epoch).
+    """
+
+    def __init__(
+        self,
+        cycle: Cycle,
+        samples: int,
+        batch_size: int,
+        *,
+        repeat: bool,
+        drop_last: bool,
+        arguments: Mapping[str, Scalar],
+        seed: int | None,
+        generator: torch.Generator | None,
+        resumable: bool,
+    ) -> None:
+        self.batch_size = as_integer("batch_size", batch_size, 1)
+        self.repeat, self.drop_last = repeat, drop_last
+        if samples == 0:
+            raise ResumableBatchConfigurationError(
+                "every batch would be dropped", expected=f"at least {batch_size} samples", remedy="Use drop_last=False"
+            )
+        self.samples = samples
+        """Samples in a cycle."""
+        shape = {"batch_size": self.batch_size, "repeat": repeat, "drop_last": drop_last, "samples": samples}
+        order = _CycleOrder(cycle, samples, {**shape, **arguments})
+        length = None if repeat else samples
+        super().__init__(order, length, seed=seed, generator=generator, resumable=resumable)
+
+    @property
+    def cycle(self) -> int:
+        """The current cycle of the current epoch, counted from 0."""
+        return self.consumed // self.samples
+
+    def __len__(self) -> int:
+        """Batches in a cycle."""
+        return -(-self.samples // self.batch_size)
+
+    def iterator(self, epoch: int, consumed: int) -> BatchIterator:
+        return BatchIterator(self, epoch, consumed)
+
+    def advance_batch(self, count: int = 1) -> None:
+        """Moves the cursor past `count` batches that were consumed; at the end of an epoch, to the next one's start.
+
+        Raises:
+            ValueError: `count` is negative, or more than the epoch has left.
+            NodeAttachedError: the sampler belongs to a node, which moves it itself.
+        """
+        self.require_resumable("advance_batch")
+        self.refuse_attached("advance_batch")
+        count = operator.index(count)
+        left = None if self.length is None else len(self) - self._consumed // self.batch_size
+        if count < 0 or (left is not None and count > left):
+            raise ValueError(f"count must be from 0 to the {left} batches that the epoch has left, got {count}")
+        self.place(self._epoch, self.after(self._consumed, count))
+
+    def after(self, consumed: int, count: int) -> int:
+        """Samples consumed, once `count` more batches are; cycle follows cycle, whatever the epoch's length."""
+        cycle, offset = divmod(consumed, self.samples)
+        more, batch = divmod(offset // self.batch_size + count, len(self))
+        return (cycle + more) * self.samples + batch * self.batch_size
+
+    def position(self, consumed: int) -> dict[str, int]:
+        cycle, offset = divmod(consumed, self.samples)
+        return {"consumed": consumed, "cycle": cycle, "offset": offset}
+
+    def located(self, entry: Mapping[str, Any], name: str) -> int:
+        consumed = super().located(entry, name)
+        told = {key: entry[key] for key in ("consumed", "cycle", "offset")}
+        if told != self.position(consumed) or told["offset"] % self.batch_size:
+            wrong = Difference(
+                name,
+                "consumed, cycle, offset",
+                ", ".join(map(str, told.values())),
+                f"cycles of {self.samples} samples in batches of {self.batch_size}",
+                "they contradict each other: the state is damaged",
+            )
+            raise StateMismatchError(differences=(wrong,))
+        return consumed
+
+
+class BatchIterator(Iterator[list[int]]):
+    """One pass over what is left of an epoch. Its state holds the raw position: the end of an epoch is (e, its samples)."""
+
+    def __init__(self, sampler: ResumableBatchSampler, epoch: int, consumed: int) -> None:
+        self._sampler = sampler
+        self._epoch, self._consumed = epoch, consumed
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> list[int]:
+        if self._consumed == self._sampler.length:
+            raise StopIteration
+        stop = self._sampler.after(self._consumed, 1)
+        batch: list[int] = self._sampler.indices(self._epoch, range(self._consumed, stop)).tolist()
+        self._consumed = stop
+        return batch
+
+    def state_dict(self) -> SamplerState:
+        """The position of this pass."""
+        return self._sampler.state_at(self._epoch, self._consumed)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Goes to a saved position; the sampler adopts the seed, its cursor stays.
+
+        Raises:
+            StateMismatchError: the state is of another order, or damaged; nothing is changed.
+            ResumableSamplerGeneratorError: all is right but the order's seed; nothing is changed.
+        """
+        self._sampler.refuse_attached("load_state_dict on an iterator")
+        entry = self._sampler.take(state_dict)
+        self._epoch, self._consumed = entry["epoch"], entry["consumed"]
