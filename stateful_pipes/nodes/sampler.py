@@ -148,7 +148,9 @@ class SamplerNode(DealingNode[int]):
         return {"epoch": epoch, **self.sampler.position(consumed)}
 
     def rules(self) -> Mapping[str, Rule]:
-        within = dict.fromkeys(self.sampler.position(0), partial(counter, below=self.sampler.length))
+        # A source of a mixture may stand at its end before that is found out.
+        below = None if self.sampler.length is None else self.sampler.length + 1
+        within = dict.fromkeys(self.sampler.position(0), partial(counter, below=below))
         return {"seed": adopted_seed, "epoch": counter, "world_size": allowable, **within}
 
     def locate(self, entry: Mapping[str, Any], parts: tuple[Mark, ...]) -> Mark:

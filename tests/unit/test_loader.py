@@ -413,7 +413,7 @@ EDITS = {
     "unknown field": (setting("sampler", "extra", 1), {"sampler.extra"}),
     "unknown key": (lambda state: state.update(extra=1), {"extra"}),
     "negative": (setting("sampler", "consumed", -1), {"sampler.consumed"}),
-    "too far": (setting("sampler", "consumed", 10), {"sampler.consumed"}),
+    "too far": (setting("sampler", "consumed", 11), {"sampler.consumed"}),
     "absurd": (setting("sampler", "epoch", 10**5000), {"sampler.epoch"}),
     "float": (setting("sampler", "consumed", 3.0), {"sampler.consumed"}),
     "bool": (setting("sampler", "consumed", True), {"sampler.consumed"}),

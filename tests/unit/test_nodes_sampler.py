@@ -180,7 +180,7 @@ def test_the_state():
         ({"length": 101}, "length"),
         ({"order": "SequentialSampler"}, "order"),
         ({"uneven": "drop"}, "uneven"),
-        ({"consumed": 100}, "consumed"),  # the end of an epoch is the next one's start
+        ({"consumed": 101}, "consumed"),
         ({"consumed": -1}, "consumed"),
         ({"epoch": True}, "epoch"),
         ({"seed": 2**64}, "seed"),
