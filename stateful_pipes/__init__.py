@@ -22,8 +22,8 @@ from stateful_pipes.fields import Field
 from stateful_pipes.loader import StatefulDataLoader
 from stateful_pipes.node import Node
 from stateful_pipes.nodes.batcher import SeededBatcher
-from stateful_pipes.nodes.foreign import as_node
 from stateful_pipes.nodes.flat_mapper import SeededFlatMapper
+from stateful_pipes.nodes.foreign import as_node
 from stateful_pipes.nodes.index_filter import IndexFilter
 from stateful_pipes.nodes.mapper import SeededMapper
 from stateful_pipes.nodes.mixer import Mixer

@@ -151,6 +151,7 @@ class StatefulDataLoader(PipelineView, Generic[T_co]):
         self._root.attach_loader(self)
         self._resumable = resumable
         self._restored = False
+        self._begun = -1  # the epoch of the last iterator, without resume
         if checkpoint is not None:
             try:
                 self.load_state_dict(_state_of(checkpoint))
@@ -167,10 +168,19 @@ class StatefulDataLoader(PipelineView, Generic[T_co]):
         """
         self._root.attach_loader(self)
         self._root.open()
-        if not self._resumable and (self._root.stream.failed or not self._root.at_start(self._root.consumed())):
-            self._root.stream.next_epoch(self._root)
+        if not self._resumable:
+            self._begin_anew()
         self._root.stream.check()
         return LoaderIterator(self._root)
+
+    def _begin_anew(self) -> None:
+        """Leaves a pass that was begun; an older iterator that has read nothing yet must not share the new one."""
+        stream, mark = self._root.stream, self._root.consumed()
+        if stream.failed or not self._root.at_start(mark):
+            stream.next_epoch(self._root)
+        elif self._begun == mark[0]:
+            stream.move(self._root, mark)
+        self._begun = self._root.consumed()[0]
 
     def __len__(self) -> int:
         """Batches in a full epoch on this rank; TypeError where the pipeline does not know."""

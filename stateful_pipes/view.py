@@ -96,16 +96,12 @@ class PipelineView:
 
     @property
     def batch_size(self) -> int | None:
-        """Samples in a batch; None if unbatched, or where a batch sampler does not say."""
-        if self._keeps_batches:
-            return getattr(self._source, "batch_size", None)
+        """Samples in a batch; None if unbatched, or, as torch has it, where a batch sampler says it."""
         return None if self._batcher is None else self._batcher.batch_size
 
     @property
     def drop_last(self) -> bool:
-        """Whether a smaller last batch is left out."""
-        if self._keeps_batches:
-            return bool(getattr(self._source, "drop_last", False))
+        """Whether a smaller last batch is left out; False where a batch sampler says it."""
         return self._batcher is not None and self._batcher.drop_last
 
     @property

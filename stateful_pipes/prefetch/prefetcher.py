@@ -208,6 +208,8 @@ class ProcessPrefetcher(Node[T_co]):
                 is_empty = len(self._queue) > 1 and self._queue[-2].pulled.is_end
                 if last.error is not None or (last.is_end and (is_empty or not self._source.runs_on)):
                     return
+            elif not at_least and (not self._mark or (not self._source.runs_on and self._source.at_start(self._mark))):
+                return  # told last were an error, or an epoch's end that nothing may run on from
             pulled, task = pull_one(self._source), -1
             if pulled.ticket is not None:
                 try:

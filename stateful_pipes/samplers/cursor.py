@@ -126,7 +126,9 @@ class OrderCursor(Sampler[T_co]):
         On a sampler that belongs to a loader this is the loader's own `set_epoch`.
         """
         epoch = check_epoch(epoch)
-        self.require_resumable("set_epoch")
+        if not self.resumable:
+            self._passes = epoch  # frameworks call it on any sampler that has it
+            return
         owner = self.owner()
         if owner is not None:
             owner.set_epoch(epoch)

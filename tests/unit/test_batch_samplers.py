@@ -336,9 +336,15 @@ class TestWithoutResume:
         torch.manual_seed(0)
         assert list(sampler) == first
 
-    @pytest.mark.parametrize("method", ["state_dict", "advance_batch", "load_state_dict", "set_epoch"])
+    def test_an_epoch_that_is_set_is_that_of_the_next_pass(self, name):
+        sampler = make(name, resumable=False, repeat=False)
+        passes = [list(sampler) for _ in range(3)]
+        sampler.set_epoch(1)
+        assert list(sampler) == passes[1]
+
+    @pytest.mark.parametrize("method", ["state_dict", "advance_batch", "load_state_dict"])
     def test_it_has_no_state(self, name, method):
         sampler = make(name, resumable=False)
-        arguments = {"load_state_dict": ({},), "set_epoch": (1,)}.get(method, ())
+        arguments = ({},) if method == "load_state_dict" else ()
         with pytest.raises(ResumableModeRequiredError, match="resumable=False"):
             getattr(sampler, method)(*arguments)

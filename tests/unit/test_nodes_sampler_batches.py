@@ -184,7 +184,7 @@ def test_the_sampler_follows_the_loader_and_belongs_to_it():
     next(iter(loader))
     assert (sampler.epoch, sampler.consumed, sampler.cycle) == (0, 4, 0)
     assert loader.batch_sampler is sampler
-    assert (loader.sampler, loader.batch_size, loader.drop_last) == (None, 4, False)
+    assert (loader.sampler, loader.batch_size, loader.drop_last) == (None, None, False)
     loader.close()
     assert sampler.consumed == 4
 
