@@ -60,7 +60,7 @@ class StatefulDataLoader(PipelineView, Generic[T_co]):
             that is changed in the main process is therefore not seen by them until after `close()`.
         pin_memory_device: As torch's.
         in_order: Only True: a position has a meaning in order only.
-        seed: From 0 to 2**64 - 1; drawn once from torch's CPU generator if left out, and kept in the state.
+        seed: From 0 to 2**64 - 1; drawn once from torch's CPU generator if left out, and kept in the state. All ranks need the same.
         rng: The global generators under which each sample is read (see `SeededMapper`); with `()` a dataset's
             `__getitems__` is used. A collate_fn of your own is always seeded.
         max_skipped: How many samples may be left out in all because reading them raised (see `SeededMapper`).

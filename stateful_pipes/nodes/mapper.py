@@ -50,7 +50,8 @@ class SeededMapper(Node[T_co]):
             `map_fn` gets one of its own; `()`: a plain map.
         max_skipped: How many samples may be left out in all because `map_fn` raised. Each is logged (logger
             "stateful_pipes") when the rest of its batch is handed out, and counted in the state; a resumed run leaves out
-            the same ones and goes on counting. The first one beyond raises. A batch of which nothing is left is left out.
+            the same ones and goes on counting. The first one beyond raises. A batch of which nothing is left is left out,
+            on that rank alone if there are several.
         name: The node's name in the state.
 
     Yields:

@@ -92,7 +92,7 @@ class Mixed(Pipeline):
     def nodes(self, rank, world_size):
         sources = [
             SeededMapper(self.share(RandomSampler(length, seed=self.seed), rank, world_size), draw, seed=self.seed, name=name)
-            for name, length in (("a", self.length), ("b", 5))
+            for name, length in (("a", max(5, self.length)), ("b", 5))  # a SamplerNode refuses to drop all
         ]
         return Mixer(sources, {0: [1, 2], 6: [3, 1]}, seed=self.seed, stop_criteria=self.stop)
 
