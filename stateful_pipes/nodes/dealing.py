@@ -7,7 +7,7 @@ from typing import Any, Literal, NoReturn, TypeVar
 
 import torch.distributed as dist
 
-from stateful_pipes.contract import NodeContract, walk
+from stateful_pipes.contract import NodeContract
 from stateful_pipes.errors import ResumableBatchConfigurationError
 from stateful_pipes.integers import as_integer
 from stateful_pipes.node import Node
@@ -47,8 +47,7 @@ def take_over(sources: Sequence[Node[Any]]) -> tuple[int, int, Uneven]:
     """The share that a node above these pipelines takes over from them; its `deal` then has them yield everything.
 
     Raises:
-        ResumableBatchConfigurationError: the shares differ, or a part has none: it would be the same on each rank, or another;
-            or worker processes below would make the items of all ranks.
+        ResumableBatchConfigurationError: the shares differ, or a part has none: it would be the same on each rank, or another.
     """
     found = [node for source in sources for node in _dealing(source)]
     uneven = {node.uneven for node in found if isinstance(node, DealingNode)} or {"pad"}
@@ -59,12 +58,6 @@ def take_over(sources: Sequence[Node[Any]]) -> tuple[int, int, Uneven]:
             remedy="Give all SamplerNodes the same; a source that is not this library's cannot be dealt out",
         )
     (rank, world_size), *_ = shares
-    if world_size > 1:
-        for node in (node for source in sources for node in walk(source)):
-            if getattr(node, "num_workers", 0):
-                raise ResumableBatchConfigurationError(
-                    "its workers would make the items of all ranks", node=node.name, remedy="Put it at the top of the pipeline"
-                )
     return rank, world_size, uneven.pop()
 
 

