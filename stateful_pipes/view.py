@@ -11,7 +11,7 @@ from stateful_pipes.contract import walk
 from stateful_pipes.door import DatasetArguments, collate_of
 from stateful_pipes.node import Node
 from stateful_pipes.nodes.batcher import SeededBatcher
-from stateful_pipes.nodes.foreign import walk_all
+from stateful_pipes.nodes.foreign import ForeignNode, walk_all
 from stateful_pipes.nodes.plain_sampler import PlainSamplerNode
 from stateful_pipes.nodes.sampler import SamplerNode
 from stateful_pipes.pipeline_state import state_at
@@ -128,5 +128,11 @@ class PipelineView:
 
     @property
     def _batcher(self) -> SeededBatcher[Any] | None:
-        found = [node for node in walk_all(self._root) if isinstance(node, SeededBatcher)]
-        return found[-1] if found else None
+        """The highest one that makes each item."""
+        node: Node[Any] = self._root
+        while not isinstance(node, SeededBatcher):
+            below = list(node.inner()) if isinstance(node, ForeignNode) else node.sources
+            if len(below) != 1:
+                return None
+            node = below[0]
+        return node

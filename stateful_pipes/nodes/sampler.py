@@ -84,8 +84,11 @@ class SamplerNode(DealingNode[int]):
         if self._share(0, self._unit) == 0:
             self.leaves_none(f"{self.sampler.length} samples" if self._batches is None else f"{len(self._batches)} batches")
         self._epoch, self._consumed = self.sampler.epoch, self.sampler.consumed
-        self._chunk = _Chunk(-1, 0, b"")
         self.sampler.attach(self)
+
+    def deal(self, rank: int, world_size: int, uneven: Uneven) -> None:
+        super().deal(rank, world_size, uneven)
+        self._chunk = _Chunk(-1, 0, b"")  # those made ahead are the old share's
 
     def pull(self, count: int | None) -> Ticket:
         if count is None:

@@ -236,7 +236,7 @@ class OrderCursor(Sampler[T_co]):
     def detach(self, owner: SamplerOwner) -> None:
         """Ends `attach`, keeping the owner's last position as the cursor."""
         if self.owner() is owner:
-            self._epoch, self._consumed = owner.cursor()
+            self.place(*owner.cursor())
             self._owner = None
 
     def owner(self) -> SamplerOwner | None:
