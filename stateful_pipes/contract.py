@@ -129,7 +129,9 @@ class NodeContract:
     def no_batches(self) -> NoReturn:
         """Refuses to be asked for batches of the source's own making."""
         raise ResumableBatchConfigurationError(
-            f"a {self.type_name} makes no batches", node=self.name, remedy="Give a batch_size, or use a batch sampler"
+            f"a {self.type_name} makes no batches for SeededBatcher(batch_size=None) to keep",
+            node=self.name,
+            remedy="Give a batch_size, or use a batch sampler with nothing but maps between",
         )
 
     def global_generators(self) -> frozenset[GlobalGenerator]:

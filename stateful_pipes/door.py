@@ -166,6 +166,11 @@ def _pins(a: DatasetArguments) -> bool:
 
 def refuse_arguments(given: DatasetArguments, in_order: bool) -> None:
     """With a node there is nothing left that torch's parameters could mean."""
+    if given.resumable is not True:
+        raise ResumableModeRequiredError(
+            f"resumable={given.resumable!r} with a {type(given.dataset).__name__}, which has a position",
+            remedy="Use it with a dataset",
+        )
     plain = DatasetArguments(given.dataset)
     named = [name for name, one, other in zip(given._fields, given, plain, strict=True) if one is not other and one != other]
     named += ["in_order"] * (not in_order)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from multiprocessing.context import BaseContext
 from os import PathLike
 from types import TracebackType
@@ -15,13 +16,13 @@ from torchdata.nodes import BaseNode
 from stateful_pipes.agreement import check_agreement
 from stateful_pipes.checkpoint import dumps, loads, read, write_atomically
 from stateful_pipes.door import DatasetArguments, build, refuse_arguments
-from stateful_pipes.errors import NodeAttachedError, ResumableModeRequiredError
+from stateful_pipes.errors import NodeAttachedError, ResumableModeRequiredError, StateMismatchError
 from stateful_pipes.iterator import LoaderIterator
 from stateful_pipes.node import Node
 from stateful_pipes.nodes.foreign import as_node
 from stateful_pipes.pipeline_state import load, state_at
 from stateful_pipes.rng import GLOBAL_GENERATORS, Rng
-from stateful_pipes.samplers import Order, ResumableBatchSampler, ResumableSampler
+from stateful_pipes.samplers import Order
 from stateful_pipes.state import LoaderState
 from stateful_pipes.view import PipelineView
 
@@ -60,13 +61,14 @@ class StatefulDataLoader(PipelineView, Generic[T_co]):
             that is changed in the main process is therefore not seen by them until after `close()`.
         pin_memory_device: As torch's.
         in_order: Only True: a position has a meaning in order only.
-        seed: From 0 to 2**64 - 1; drawn once from torch's CPU generator if left out, and kept in the state. All ranks need the same.
+        seed: From 0 to 2**64 - 1; drawn once from torch's CPU generator if left out, and kept in the state. On several ranks it
+            has to be the same.
         rng: The global generators under which each sample is read (see `SeededMapper`); with `()` a dataset's
             `__getitems__` is used. A collate_fn of your own is always seeded.
         max_skipped: How many samples may be left out in all because reading them raised (see `SeededMapper`).
         max_restarts: How often a batch is tried again because its worker died (see `ProcessPrefetcher`).
-        resumable: With False any sampler and batch sampler will do, each `iter()` starts anew, and there is no state; all
-            else is as with True.
+        resumable: With False any sampler and batch sampler will do, each `iter()` starts anew and ends older iterators, and
+            there is no state; what a rank gets is the sampler's own affair. All else is as with True.
         checkpoint: What `checkpoint()` returned, the path of such a file, or a state: where to start.
 
     State: a few hundred bytes; see `LoaderState`. Cost of a resume: O(1) at any position, for this library's nodes.
@@ -93,8 +95,8 @@ class StatefulDataLoader(PipelineView, Generic[T_co]):
         dataset: Dataset[Any] | BaseNode[T_co],
         batch_size: int | None = 1,
         shuffle: bool | None = None,
-        sampler: ResumableSampler | Order | None = None,
-        batch_sampler: ResumableBatchSampler | None = None,
+        sampler: Iterable[Any] | Order | None = None,
+        batch_sampler: Iterable[list[Any]] | None = None,
         num_workers: int = 0,
         collate_fn: Callable[[list[Any]], T_co] | None = None,
         pin_memory: bool = False,
@@ -154,7 +156,7 @@ class StatefulDataLoader(PipelineView, Generic[T_co]):
         self._begun = -1  # the epoch of the last iterator, without resume
         if checkpoint is not None:
             try:
-                self.load_state_dict(_state_of(checkpoint))
+                self.load_state_dict(self._state_of(checkpoint))
             except BaseException:
                 self.close()  # the caller may try an older one, over the same nodes
                 raise
@@ -270,6 +272,16 @@ class StatefulDataLoader(PipelineView, Generic[T_co]):
             return
         self._root.close()
 
+    def _state_of(self, checkpoint: bytes | str | PathLike[str] | Mapping[str, Any]) -> Mapping[str, Any]:
+        if isinstance(checkpoint, Mapping):
+            return checkpoint
+        try:
+            return loads(checkpoint) if isinstance(checkpoint, bytes) else read(checkpoint)
+        except Exception:
+            with suppress(StateMismatchError):  # the other ranks wait to compare theirs
+                check_agreement(self._root, None)
+            raise
+
     def _require_resumable(self, what: str) -> None:
         if not self._resumable:
             raise ResumableModeRequiredError(
@@ -284,9 +296,3 @@ class StatefulDataLoader(PipelineView, Generic[T_co]):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
-
-
-def _state_of(checkpoint: bytes | str | PathLike[str] | Mapping[str, Any]) -> Mapping[str, Any]:
-    if isinstance(checkpoint, Mapping):
-        return checkpoint
-    return loads(checkpoint) if isinstance(checkpoint, bytes) else read(checkpoint)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-__all__ = ["instance_name", "snake_case"]
+__all__ = ["instance_name", "snake_case", "told_apart"]
 
 
 def instance_name(name: str | None, kind: str, taken: Sequence[str]) -> str:
@@ -21,6 +21,18 @@ def instance_name(name: str | None, kind: str, taken: Sequence[str]) -> str:
         raise ValueError(f"two nodes of this pipeline are named {twice[0]!r}; give one of them another name=")
     numbered = (kind if number == 1 else f"{kind}_{number}" for number in range(1, len(taken) + 2))
     return name or next(one for one in numbered if one not in taken)
+
+
+def told_apart(names: Sequence[tuple[str, str | None]]) -> list[str]:
+    """Names for nodes of several pipelines that come together.
+
+    Args:
+        names: The name of each, and its kind if it is named by that: those are numbered anew where they recur.
+    """
+    found: list[str] = []
+    for name, kind in names:
+        found.append(instance_name(None, kind, found) if kind is not None and name in found else name)
+    return found
 
 
 def snake_case(name: str) -> str:

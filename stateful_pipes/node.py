@@ -11,7 +11,7 @@ from torchdata.nodes import BaseNode
 
 from stateful_pipes.contract import NodeContract, walk
 from stateful_pipes.errors import NodeAttachedError, ResumableModeRequiredError
-from stateful_pipes.naming import instance_name, snake_case
+from stateful_pipes.naming import instance_name, snake_case, told_apart
 from stateful_pipes.pipeline_state import ALLOW, load, state_at
 from stateful_pipes.rng import preserved
 from stateful_pipes.samplers.order import check_epoch
@@ -31,7 +31,8 @@ class Node(NodeContract, BaseNode[T_co]):
 
     A node above one source has to implement `run`, and `settings` if it has arguments that shape its stream; all else
     passes through to the source. A node that is a source itself, or has several, implements `pull`, `run`, `mark`,
-    `seek`, `values`, `rules`, `locate`, `start` and `next_epoch`.
+    `seek`, `values`, `rules`, `locate`, `start` and `next_epoch`; with several also `parts`, their marks within its own, and
+    `samples`, for errors. `length` tells how many items an epoch has, if that is known.
 
     * `pull(count)` runs in the main process only and is cheap: it advances the cursor by up to `count` items (fewer only
       at the end of an epoch; None: by a batch that the source makes, or call `no_batches`) and returns a ticket.
@@ -77,8 +78,17 @@ class Node(NodeContract, BaseNode[T_co]):
         self._pass_epoch: int | None = None  # the epoch that torchdata's next() is in
         self._closed = False
         self._keep = True  # the next reset(None) leaves the node where it stands
-        taken = [node.name for source in sources for node in walk(source)]
-        self.name: str = instance_name(name, self.kind or snake_case(type(self).__name__), taken)
+        kind = self.kind or snake_case(type(self).__name__)
+        self._named_by: str | None = kind if name is None else None
+        below = [(source, cast(Node[Any], node)) for source in sources for node in walk(source)]
+        names = told_apart([(node.name, node._named_by) for _, node in below])
+        self.name: str = instance_name(name, kind, names)
+        for source in sources:
+            source._refuse_parent("a second node above it")
+            source.refuse_loader(None)
+        for (source, node), own in zip(below, names, strict=True):
+            source.stream.skipped = {own if key == node.name else key: n for key, n in source.stream.skipped.items()}
+            node.name = own
         for source in sources:
             source._attach_to(self)
 
@@ -193,8 +203,6 @@ class Node(NodeContract, BaseNode[T_co]):
     # Inside.
 
     def _attach_to(self, parent: Node[Any]) -> None:
-        self._refuse_parent("a second node above it")
-        self.refuse_loader(None)
         self.stream.hand_over(self)
         parent.stream.skipped = {**parent.stream.skipped, **self.stream.skipped}
         self._parent = weakref.ref(parent)

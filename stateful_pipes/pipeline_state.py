@@ -74,7 +74,7 @@ def _take_over(top: NodeContract, saved: _Entries, mark: Mark, allow: Collection
 
 
 def _collect(node: NodeContract, mark: Mark, entries: dict[str, dict[str, Scalar]]) -> None:
-    for source, part in zip(node.sources, node.parts(mark), strict=False):
+    for source, part in zip(node.sources, node.parts(mark), strict=True):
         _collect(source, part, entries)
     entry = node.entry(mark)
     if len(entry) > 1:

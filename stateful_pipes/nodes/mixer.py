@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -14,8 +13,6 @@ from torchdata.nodes.samplers.stop_criteria import StopCriteria
 from stateful_pipes.contract import walk
 from stateful_pipes.errors import Difference, ResumableBatchConfigurationError, ResumableModeRequiredError, StateMismatchError
 from stateful_pipes.fields import Rule, Scalar, adopted_seed, allowable, counter, text
-from stateful_pipes.naming import instance_name
-from stateful_pipes.node import Node
 from stateful_pipes.nodes.dealing import DealingNode, take_over
 from stateful_pipes.nodes.foreign import ForeignNode, as_node, walk_all
 from stateful_pipes.nodes.schedule import Schedule
@@ -99,7 +96,6 @@ class Mixer(DealingNode[T_co]):
         self._purpose = MIX + (sum(isinstance(one, Mixer) for node in nodes for one in walk_all(node)) << 8)
         given = None if seed is None else as_seed(seed)
         share = take_over(nodes)
-        _number_apart(nodes)
         super().__init__(*nodes, name=name)
         self.deal(*share)
         self.seed = draw_seed() if given is None else given
@@ -271,7 +267,12 @@ class Mixer(DealingNode[T_co]):
         self._epoch, self._consumed, self._exhausted = epoch, 0, "0" * len(self.sources)
 
     def length(self) -> int | None:
-        return None
+        """Known only where all sources are read to their ends, once."""
+        found = [source.length() for source in self.sources]
+        if self.stop_criteria != StopCriteria.ALL_DATASETS_EXHAUSTED or None in found:
+            return None
+        items = sum(one or 0 for one in found)
+        return -(-items // self.world_size) if self.uneven == "pad" else items // self.world_size
 
     def batches(self) -> int | None:
         self.no_batches()
@@ -284,16 +285,3 @@ def _in_turn(order: Sequence[int], parts: list[tuple[int, list[Any]]]) -> list[A
         found.setdefault(number, []).extend(some)
     following = {number: iter(some) for number, some in found.items()}
     return [next(following[number]) for number in order]
-
-
-def _number_apart(sources: Sequence[Node[Any]]) -> None:
-    """Gives nodes that have one name in several sources names of their own."""
-    taken: list[str] = []
-    for source in sources:
-        source._refuse_parent("a second node above it")
-        source.refuse_loader(None)
-        for node in walk(source):
-            name = instance_name(None, re.sub(r"_\d+$", "", node.name), taken) if node.name in taken else node.name
-            source.stream.skipped = {name if key == node.name else key: n for key, n in source.stream.skipped.items()}
-            node.name = name
-            taken.append(name)

@@ -35,16 +35,19 @@ class _GroupCycle:
         self.patches = patches
         self._made: tuple[int, npt.NDArray[np.int64]] | None = None
 
-    def indices(self, key: int, offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def indices(self, key: int, number: int, offsets: range) -> npt.NDArray[np.int64]:
         if self._made is None or self._made[0] != key:
             self._made = None  # so that there are never two
             self._made = (key, self._list(key))
             if self.patches is not None:
                 self.patches.count(self._made[1])
-        taken: npt.NDArray[np.int64] = self._made[1][offsets]
-        if len(offsets) and offsets[-1] == self.length - 1:  # the cycle is through
+        taken = self._made[1][offsets.start : offsets.stop : offsets.step].copy()
+        if offsets[-1] == self.length - 1:  # the cycle is through
             self._made = None
         return taken
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_made": None}
 
     def sequence(self, key: int) -> npt.NDArray[np.int64]:
         """The number of the group of each sample of the cycle."""
@@ -181,8 +184,9 @@ class ClassBalancedBatchSampler(ResumableBatchSampler):
             samples,
             batch_size,
             repeat=repeat,
+            shuffle=shuffle,
             drop_last=drop_last,
-            arguments={"shuffle": shuffle, "labels": groups.fingerprint, "ratios": fingerprint(ratios)},
+            arguments={"labels": groups.fingerprint, "ratios": fingerprint(ratios)},
             seed=seed,
             generator=generator,
             resumable=resumable,
@@ -248,8 +252,9 @@ class BalancedBatchSampler(ResumableBatchSampler):
             samples,
             batch_size,
             repeat=repeat,
+            shuffle=shuffle,
             drop_last=drop_last,
-            arguments={"shuffle": shuffle, "labels": groups.fingerprint},
+            arguments={"labels": groups.fingerprint},
             seed=seed,
             generator=generator,
             resumable=resumable,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -23,8 +23,8 @@ __all__ = ["BatchIterator", "Cycle", "ResumableBatchSampler"]
 class Cycle(Protocol):
     """The samples of any cycle, as a pure function of its key."""
 
-    def indices(self, key: int, offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Dataset indices at `offsets` of the cycle that `key` names; int64 of the same shape."""
+    def indices(self, key: int, number: int, offsets: range) -> npt.NDArray[np.int64] | Sequence[int]:
+        """Dataset indices at `offsets` of the cycle that `key` names; `number` is for orders that tell epochs apart by one."""
         ...
 
 
@@ -40,12 +40,14 @@ class _CycleOrder:
         return self._arguments
 
     def indices(self, seed: int, epoch: int, positions: range) -> npt.NDArray[np.int64]:
-        cycles, offsets = np.divmod(np.arange(positions.start, positions.stop, positions.step, dtype=np.int64), self.samples)
-        out = np.empty(len(positions), dtype=np.int64)
-        for number in np.unique(cycles).tolist():
-            chosen = cycles == number
-            out[chosen] = self.cycle.indices(derive(seed, ORDER, epoch, number), offsets[chosen])
-        return out
+        parts = [np.empty(0, dtype=np.int64)]
+        while positions:
+            number, first = divmod(positions.start, self.samples)
+            within = len(range(first, self.samples, positions.step))
+            part, positions = positions[:within], positions[within:]
+            offsets = range(first, first + len(part) * part.step, part.step)
+            parts.append(np.asarray(self.cycle.indices(derive(seed, ORDER, epoch, number), epoch + number, offsets)))
+        return np.concatenate(parts) if len(parts) > 2 else parts[-1]
 
 
 class ResumableBatchSampler(OrderCursor[list[int]]):
@@ -65,6 +67,7 @@ class ResumableBatchSampler(OrderCursor[list[int]]):
         batch_size: int,
         *,
         repeat: bool,
+        shuffle: bool,
         drop_last: bool,
         arguments: Mapping[str, Scalar],
         seed: int | None,
@@ -72,6 +75,10 @@ class ResumableBatchSampler(OrderCursor[list[int]]):
         resumable: bool,
     ) -> None:
         self.batch_size = as_integer("batch_size", batch_size, 1)
+        shape = {"repeat": repeat, "shuffle": shuffle, "drop_last": drop_last}
+        for name, value in shape.items():
+            if not isinstance(value, bool):
+                raise TypeError(f"{name} must be a bool, got {value!r}")
         self.repeat, self.drop_last = repeat, drop_last
         if samples == 0:
             raise ResumableBatchConfigurationError(
@@ -79,8 +86,7 @@ class ResumableBatchSampler(OrderCursor[list[int]]):
             )
         self.samples = samples
         """Samples in a cycle."""
-        shape = {"batch_size": self.batch_size, "repeat": repeat, "drop_last": drop_last, "samples": samples}
-        order = _CycleOrder(cycle, samples, {**shape, **arguments})
+        order = _CycleOrder(cycle, samples, {"batch_size": self.batch_size, "samples": samples, **shape, **arguments})
         length = None if repeat else samples
         super().__init__(order, length, seed=seed, generator=generator, resumable=resumable)
 
@@ -113,6 +119,8 @@ class ResumableBatchSampler(OrderCursor[list[int]]):
 
     def after(self, consumed: int, count: int) -> int:
         """Samples consumed, once `count` more batches are; cycle follows cycle, whatever the epoch's length."""
+        if count == 0:
+            return consumed
         cycle, offset = divmod(consumed, self.samples)
         more, batch = divmod(offset // self.batch_size + count, len(self))
         return (cycle + more) * self.samples + batch * self.batch_size

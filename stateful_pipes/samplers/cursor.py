@@ -66,8 +66,7 @@ class OrderCursor(Sampler[T_co]):
         self.length = length
         """Samples in an epoch; None for an endless order."""
         self.resumable = resumable
-        self.arguments()
-        self._passes = 0
+        self.arguments()  # refuses wrong ones
         self._generator = generator
         self._draws_each_pass = seeded and seed is None and not resumable
         self.seed: int | None = None
@@ -113,8 +112,8 @@ class OrderCursor(Sampler[T_co]):
         if self._draws_each_pass:
             one.seed = draw_seed(self._generator)
             return one.iterator(0, 0)
-        self._passes += 1
-        return one.iterator(self._passes - 1, 0)
+        self._epoch += 1
+        return one.iterator(self._epoch - 1, 0)
 
     def iterator(self, epoch: int, consumed: int) -> Iterator[T_co]:
         """One pass over what is left of an epoch."""
@@ -127,7 +126,7 @@ class OrderCursor(Sampler[T_co]):
         """
         epoch = check_epoch(epoch)
         if not self.resumable:
-            self._passes = epoch  # frameworks call it on any sampler that has it
+            self._epoch = epoch  # frameworks call it on any sampler that has it
             return
         owner = self.owner()
         if owner is not None:

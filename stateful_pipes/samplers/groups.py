@@ -121,8 +121,9 @@ def _sorted(labels: npt.NDArray[Any]) -> tuple[list[Any], npt.NDArray[np.int64],
 def _hash(digest: Any, labels: npt.NDArray[Any]) -> None:
     """The same for equal labels, whatever integer type they have."""
     if labels.dtype.kind == "U":
-        for label in labels.tolist():
-            digest.update(label.encode("utf-8", "surrogatepass") + b"\0")
+        for start in range(0, len(labels), _BLOCK):
+            for label in labels[start : start + _BLOCK].tolist():
+                digest.update(label.encode("utf-8", "surrogatepass") + b"\0")
         return
     for start in range(0, len(labels), _BLOCK):
         digest.update(labels[start : start + _BLOCK].astype("<i8").tobytes())

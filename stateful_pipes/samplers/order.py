@@ -13,7 +13,7 @@ from stateful_pipes.errors import ResumableBatchConfigurationError
 from stateful_pipes.integers import as_integer
 from stateful_pipes.permutation import MAX_LENGTH
 
-__all__ = ["Order", "SizedOrLength", "check_epoch", "is_order", "length_of"]
+__all__ = ["Order", "SizedOrLength", "as_array", "check_epoch", "is_order", "length_of"]
 
 SizedOrLength = Any
 """A sized dataset or a number of items; torch's own samplers leave it as loose."""
@@ -51,6 +51,11 @@ class Order(Protocol):
 def is_order(value: object) -> bool:
     """Whether a value follows the protocol; torch's SubsetRandomSampler has indices, too, but a list of them."""
     return isinstance(value, Order) and not isinstance(value, type) and callable(value.indices)
+
+
+def as_array(positions: range) -> npt.NDArray[np.int64]:
+    """The numbers of a range."""
+    return np.arange(positions.start, positions.stop, positions.step, dtype=np.int64)
 
 
 def check_epoch(epoch: object) -> int:

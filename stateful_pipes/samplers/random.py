@@ -10,13 +10,9 @@ from stateful_pipes.fields import Scalar
 from stateful_pipes.permutation import permute
 from stateful_pipes.rng import ORDER, derive, derive_each
 from stateful_pipes.samplers.base import ResumableSampler
-from stateful_pipes.samplers.order import SizedOrLength, length_of
+from stateful_pipes.samplers.order import SizedOrLength, as_array, length_of
 
 __all__ = ["InfiniteRandomSampler", "RandomSampler"]
-
-
-def _as_array(positions: range) -> npt.NDArray[np.int64]:
-    return np.arange(positions.start, positions.stop, positions.step, dtype=np.int64)
 
 
 class _RandomOrder:
@@ -27,7 +23,7 @@ class _RandomOrder:
         return self.length
 
     def indices(self, seed: int, epoch: int, positions: range) -> npt.NDArray[np.int64]:
-        return permute(derive(seed, ORDER, epoch), self.length, _as_array(positions))
+        return permute(derive(seed, ORDER, epoch), self.length, as_array(positions))
 
 
 class _InfiniteRandomOrder:
@@ -42,7 +38,7 @@ class _InfiniteRandomOrder:
         if self.replacement:
             drawn = np.array(derive_each(derive(seed, ORDER, epoch), positions), dtype=np.uint64)
             return (drawn % np.uint64(self.length)).astype(np.int64)
-        cycles, offsets = np.divmod(_as_array(positions), self.length)
+        cycles, offsets = np.divmod(as_array(positions), self.length)
         out = np.empty(len(positions), dtype=np.int64)
         for cycle in np.unique(cycles).tolist():
             chosen = cycles == cycle

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stateful_pipes.samplers.base import ResumableSampler
-from stateful_pipes.samplers.order import SizedOrLength, length_of
+from stateful_pipes.samplers.order import SizedOrLength, as_array, length_of
 
 __all__ = ["SequentialSampler"]
 
@@ -19,7 +19,7 @@ class _SequentialOrder:
         return self.length
 
     def indices(self, seed: int, epoch: int, positions: range) -> npt.NDArray[np.int64]:
-        return np.arange(positions.start, positions.stop, positions.step, dtype=np.int64)
+        return as_array(positions)
 
 
 class SequentialSampler(ResumableSampler):

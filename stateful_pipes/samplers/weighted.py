@@ -24,6 +24,7 @@ from stateful_pipes.integers import as_integer
 from stateful_pipes.permutation import MAX_LENGTH
 from stateful_pipes.rng import ORDER, derive, mix64_array
 from stateful_pipes.samplers.base import ResumableSampler
+from stateful_pipes.samplers.order import as_array
 
 __all__ = ["WeightedRandomSampler"]
 
@@ -58,7 +59,7 @@ class _WithReplacement(_WeightedOrder):
         self.thresholds, self.aliases = _alias_table(_in_integers(weights[self.candidates]))
 
     def indices(self, seed: int, epoch: int, positions: range) -> npt.NDArray[np.int64]:
-        where = np.arange(positions.start, positions.stop, positions.step, dtype=np.int64)
+        where = as_array(positions)
         hashes = _hashes(derive(seed, ORDER, epoch), where)
         columns = (hashes % np.uint64(len(self.candidates))).astype(np.int64)
         return self.candidates[np.where(mix64_array(hashes) < self.thresholds[columns], columns, self.aliases[columns])]
@@ -81,7 +82,7 @@ class _WithoutReplacement(_WeightedOrder):
         if made is None or made[0] != key:
             made = self._made = None  # so that there are never two
             made = self._made = (key, self._list(key))
-        return made[1][np.arange(positions.start, positions.stop, positions.step, dtype=np.int64)]
+        return made[1][as_array(positions)]
 
     def _list(self, key: int) -> npt.NDArray[np.int64]:
         keys = np.empty(len(self.rates))

@@ -626,7 +626,7 @@ def test_torch_s_own_samplers_are_for_loaders_without_resume():
 
 
 def test_a_composed_pipeline_says_it_in_its_samplers():
-    with pytest.raises(ValueError, match="resumable"):
+    with pytest.raises(ResumableModeRequiredError, match="resumable=False with a SamplerNode"):
         StatefulDataLoader(SamplerNode(SequentialSampler(3)), resumable=False)
 
 

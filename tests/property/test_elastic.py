@@ -26,15 +26,6 @@ from stateful_pipes import (
     build_batch_sampler,
 )
 
-LABELS = [0] * 7 + [1] * 3 + [2]
-
-
-class Labelled:
-    targets = LABELS
-
-    def __len__(self):
-        return len(LABELS)
-
 
 def draw(index):
     return index, random.random()
@@ -110,8 +101,19 @@ class Batches(Pipeline):
     target, repeat = "naive", False
 
     def nodes(self, rank, world_size):
-        sampler = build_batch_sampler(self.target, Labelled(), 3, repeat=self.repeat, drop_last=False, seed=self.seed)
+        sampler = build_batch_sampler(
+            self.target,
+            range(self.length),
+            1 + self.seed % 4,
+            repeat=self.repeat,
+            drop_last=bool(self.seed % 2) and self.length > 4,
+            seed=self.seed,
+            **self.balance(),
+        )
         return SeededMapper(self.share(sampler, rank, world_size), draw, seed=self.seed)
+
+    def balance(self):
+        return {}
 
     def loader(self, rank, world_size, batch_size):
         return super().loader(rank, world_size, None)
@@ -120,12 +122,24 @@ class Batches(Pipeline):
 class BalancedBatches(Batches):
     target = "balance"
 
+    def balance(self):
+        return {"labels": [self.seed // (index + 1) % 3 for index in range(self.length)]}
 
-class EndlessClassBalancedBatches(Batches):
-    target, repeat = "class_balance", True
+
+class ClassBalancedBatches(BalancedBatches):
+    target = "class_balance"
+
+    def balance(self):
+        labels = super().balance()["labels"]
+        ratio = {label: 1 + self.seed // (label + 2) % 4 for label in set(labels)}
+        return {"labels": labels, "class_ratio": ratio, "domains": [index % 2 for index in range(self.length)]}
 
 
-ONCE = [Pipeline, Filtered, Doubled, Mixed, MixedToTheFirst, MixedToTheLast, Batches, BalancedBatches]
+class EndlessClassBalancedBatches(ClassBalancedBatches):
+    repeat = True
+
+
+ONCE = [Pipeline, Filtered, Doubled, Mixed, MixedToTheFirst, MixedToTheLast, Batches, BalancedBatches, ClassBalancedBatches]
 KINDS = [*ONCE, Endless, EndlessClassBalancedBatches]
 
 stages = st.lists(st.tuples(st.integers(1, 5), st.integers(1, 4), st.integers(0, 4)), min_size=1, max_size=4)

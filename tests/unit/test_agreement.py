@@ -125,6 +125,22 @@ def test_a_rank_that_differs_is_named_on_all(ranks, state, odd):
     assert ranks.load(dealt, states) == [expected] * 4
 
 
+def test_a_rank_that_cannot_read_its_checkpoint_keeps_nobody_waiting(ranks, state, tmp_path):
+    loader = dealt()
+    loader.load_state_dict({**state, "nodes": changed(state, "sampler", world_size=1)["nodes"]})
+    data = loader.checkpoint()
+
+    def one(rank):
+        try:
+            dealt(checkpoint=tmp_path / "not there" if rank == 2 else data)
+        except (FileNotFoundError, StateMismatchError) as error:
+            return error
+
+    told = ranks.run(one)
+    assert type(told[2]) is FileNotFoundError
+    assert all("ranks [2] were given another one than ranks [0, 1, 3]" in str(told[rank]) for rank in (0, 1, 3))
+
+
 def test_several_ranks_that_differ_are_named(ranks, state):
     states = [state, changed(state, "sampler", seed=6), state, {**state, "epoch": 1}]
     (told, *others) = ranks.load(dealt, states)

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader as TorchdataLoader
 
 from stateful_pipes import (
     BalancedBatchSampler,
@@ -123,6 +124,54 @@ def test_naive_batches_are_consecutive(length, batch_size, shuffle, drop_last, n
     assert len(set(found)) == len(found)
     if not shuffle:
         assert found == list(range(len(found)))
+
+
+class Backwards:
+    """A user's order, begun elsewhere in each epoch, whose seed shows in it."""
+
+    def __len__(self):
+        return 10
+
+    def arguments(self):
+        return {"step": 1}
+
+    def indices(self, seed, epoch, positions):
+        return [9 - (p + epoch + seed % 3) % 10 for p in positions]
+
+
+def test_batches_of_an_order_of_ones_own():
+    sampler = NaiveBatchSampler(Backwards(), 4, drop_last=False, seed=3)
+    for number in range(3):
+        assert sorted(cycle(sampler, number)) == list(range(10))
+    assert len({tuple(cycle(sampler, number)) for number in range(3)}) == 3
+    assert {key: sampler.state_dict()[key] for key in ("of", "step", "items")} == {"of": "Backwards", "step": 1, "items": 10}
+    with pytest.raises(StateMismatchError, match="of"):
+        NaiveBatchSampler(10, 4, drop_last=False).load_state_dict(sampler.state_dict())
+    with pytest.raises(TypeError, match="has a cursor of its own"):
+        NaiveBatchSampler(NaiveBatchSampler(10, 4), 4)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("flag", ["repeat", "shuffle", "drop_last", "resumable"])
+@pytest.mark.parametrize("value", [1, None, "yes"])
+def test_flags_are_flags(name, flag, value):
+    with pytest.raises(TypeError, match=f"{flag} must be a bool, got {value!r}"):
+        make(name, **{flag: value})
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("name", NAMES)
+def test_torchdata_s_loader_resumes_it_by_itself(name, workers):
+    loader, other = (
+        TorchdataLoader(Dataset(), batch_sampler=make(name, seed=seed, drop_last=False), num_workers=workers) for seed in (5, 9)
+    )
+    iterator = iter(loader)
+    for _ in range(3):
+        next(iterator)
+    state = loader.state_dict()
+    other.load_state_dict(state)
+    assert [batch.tolist() for batch in islice(other, 6)] == [batch.tolist() for batch in islice(iterator, 6)]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -432,7 +432,6 @@ BESIDE_A_NODE = {
     "rng": (),
     "max_skipped": 1,
     "max_restarts": 1,
-    "resumable": False,
 }
 
 
@@ -454,7 +453,7 @@ def test_beside_a_node_the_defaults_may_be_written_out():
 
 
 def test_every_parameter_of_the_dataset_door_is_checked_beside_a_node():
-    assert set(BESIDE_A_NODE) - {"in_order"} == set(DatasetArguments._fields) - {"dataset"}
+    assert set(BESIDE_A_NODE) - {"in_order"} == set(DatasetArguments._fields) - {"dataset", "resumable"}
 
 
 def test_nothing_is_warned_of_in_everyday_use():

@@ -413,8 +413,13 @@ def test_names_are_kinds_numbered_from_the_source_up():
 def test_one_name_twice_is_refused():
     with pytest.raises(ValueError, match="'x'"):
         Doubler(Doubler(sampled(), name="x"), name="x")
-    with pytest.raises(ValueError, match="'sampler'"):
-        Pairs(sampled(), sampled())
+    with pytest.raises(ValueError, match="'x'"):
+        Pairs(Doubler(sampled(), name="x"), Doubler(sampled(), name="x"))
+
+
+def test_nodes_that_are_named_by_their_kind_are_told_apart():
+    node = Pairs(sampled(), sampled())
+    assert [one.name for one in node.sources] == ["sampler", "sampler_2"]
 
 
 def test_a_subtree_keeps_its_names():

@@ -756,12 +756,19 @@ def test_names_that_recur_are_numbered():
     below = [
         SeededMapper(source(0, 4), int),
         SeededMapper(source(1, 4), int, name="own"),
-        SeededMapper(source(2, 4), int, name="own"),
+        SeededMapper(source(2, 4), int, name="other_2"),
     ]
     names = list(Mixer(below, [1, 1, 1]).state_dict()["nodes"])
-    assert names == ["sampler", "mapper", "mapper_2", "sampler_2", "mapper_3", "own", "sampler_3", "mapper_4", "own_2", "mixer"]
+    assert names == ["sampler", "mapper", "mapper_2", "sampler_2", "mapper_3", "own", "sampler_3", "mapper_4", "other_2", "mixer"]
     nodes = Mixer([source(0, 4), mixed((3, 3), [1, 1])], [1, 1]).state_dict()["nodes"]
     assert list(nodes) == ["sampler", "mapper", "sampler_2", "mapper_2", "sampler_3", "mapper_3", "mixer", "mixer_2"]
+
+
+def test_names_that_were_given_are_not_numbered():
+    below = [SeededMapper(source(number, 4), int, name="own_3") for number in range(2)]
+    with pytest.raises(ValueError, match="'own_3'"):
+        Mixer(below, [1, 1])
+    assert list(below[1].state_dict()["nodes"]) == ["sampler", "mapper", "own_3"]
 
 
 def test_two_mixtures_of_one_seed_choose_differently():

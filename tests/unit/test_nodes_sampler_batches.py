@@ -126,6 +126,18 @@ def test_a_batch_sampler_may_be_regrouped():
     assert list(SeededBatcher(node_of(), 3, collate_fn=list)) == [flat[start : start + 3] for start in range(0, 10, 3)]
 
 
+def test_regrouped_it_stops_inside_a_batch_and_the_rest_of_that_is_a_batch():
+    one = StatefulDataLoader(SeededBatcher(node_of(), 3, collate_fn=list, seed=1))
+    flat = [index for batch in sampler_of() for index in batch]
+    assert next(iter(one)) == flat[:3]
+    two = StatefulDataLoader(SeededBatcher(node_of(), 3, collate_fn=list, seed=1))
+    two.load_state_dict(one.state_dict())
+    assert list(two) == [flat[3:6], flat[6:9], flat[9:]]
+    node = node_of()
+    node.pull(3)
+    assert [indices for _, indices in pulled(node)] == [flat[3:4], flat[4:8], flat[8:]]
+
+
 @pytest.mark.parametrize(("world_size", "uneven", "batches"), [(1, "pad", 3), (2, "pad", 2), (2, "drop", 1), (4, "pad", 1)])
 def test_lengths(world_size, uneven, batches):
     loader = StatefulDataLoader(batched(0, world_size, uneven))
