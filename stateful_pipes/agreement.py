@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 import torch.distributed as dist
@@ -15,7 +16,19 @@ from stateful_pipes.errors import StateMismatchError
 from stateful_pipes.fields import tally
 from stateful_pipes.nodes.dealing import DealingNode
 
-__all__ = ["check_agreement"]
+__all__ = ["check_agreement", "keeping_nobody_waiting"]
+
+
+@contextmanager
+def keeping_nobody_waiting(top: NodeContract) -> Iterator[None]:
+    """Where what comes before the comparison fails on this rank, the others are told that it has no state."""
+    try:
+        yield
+    except Exception:
+        with suppress(StateMismatchError):
+            check_agreement(top, None)
+        raise
+
 
 T = TypeVar("T")
 _SHOWN = 8

@@ -1,11 +1,14 @@
-"""Integer arguments: any integer type but bool, within bounds, as a plain `int`."""
+"""Numbers as arguments: integers of any type but bool, within bounds; and fractions of what was written."""
 
 from __future__ import annotations
 
+import math
 import operator
+from fractions import Fraction
+from numbers import Real
 from typing import Any, cast
 
-__all__ = ["as_integer"]
+__all__ = ["as_fraction", "as_integer"]
 
 
 def as_integer(name: str, value: object, least: int, most: int | None = None, most_shown: str = "") -> int:
@@ -30,3 +33,19 @@ def as_integer(name: str, value: object, least: int, most: int | None = None, mo
     if most is not None and not least <= integer <= most:
         raise ValueError(f"{name} must be from {least} to {most_shown or most}, got {integer}")
     return integer
+
+
+def as_fraction(name: str, value: object) -> Fraction:
+    """The number as it is written: 0.1 is a tenth.
+
+    Raises:
+        TypeError: not a real number.
+        ValueError: not finite.
+    """
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    if isinstance(value, (int, Fraction)):
+        return Fraction(value)
+    if not math.isfinite(value):
+        raise ValueError(f"{name} must be finite, got {value!r}")
+    return Fraction(str(value))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import suppress
 from multiprocessing.context import BaseContext
 from os import PathLike
 from types import TracebackType
@@ -13,13 +12,15 @@ import torch
 from torch.utils.data import Dataset
 from torchdata.nodes import BaseNode
 
-from stateful_pipes.agreement import check_agreement
+from stateful_pipes.agreement import check_agreement, keeping_nobody_waiting
 from stateful_pipes.checkpoint import dumps, loads, read, write_atomically
+from stateful_pipes.contract import walk
 from stateful_pipes.door import DatasetArguments, build, refuse_arguments
-from stateful_pipes.errors import NodeAttachedError, ResumableModeRequiredError, StateMismatchError
+from stateful_pipes.errors import NodeAttachedError, ResumableModeRequiredError
 from stateful_pipes.iterator import LoaderIterator
 from stateful_pipes.node import Node
 from stateful_pipes.nodes.foreign import as_node
+from stateful_pipes.nodes.plain_sampler import PlainSamplerNode
 from stateful_pipes.pipeline_state import load, state_at
 from stateful_pipes.rng import GLOBAL_GENERATORS, Rng
 from stateful_pipes.samplers import Order
@@ -219,14 +220,16 @@ class StatefulDataLoader(PipelineView, Generic[T_co]):
             ResumableModeRequiredError: the loader was made with `resumable=False`.
         """
         self._require_resumable("load_state_dict")
-        unknown = [name for name in ([allow] if isinstance(allow, str) else allow) if name not in _ALLOWABLE]
-        if unknown:
-            raise ValueError(f"allow may name {_ALLOWABLE}, got {unknown[0]!r}")
+        allow = (allow,) if isinstance(allow, str) else tuple(allow)
+        unknown = [name for name in allow if name not in _ALLOWABLE]
+        with keeping_nobody_waiting(self._root):
+            if unknown:
+                raise ValueError(f"allow may name {_ALLOWABLE}, got {unknown[0]!r}")
+            self._root.refuse_loader(self)
         check_agreement(self._root, state_dict)
         if isinstance(state_dict, Mapping) and not state_dict:
             return
-        self._root.refuse_loader(self)
-        load(self._root, state_dict, (allow,) if isinstance(allow, str) else tuple(allow))
+        load(self._root, state_dict, allow)
         self._restored = True
 
     def checkpoint(self, path: str | PathLike[str] | None = None) -> bytes:
@@ -249,6 +252,9 @@ class StatefulDataLoader(PipelineView, Generic[T_co]):
         """
         self._root.refuse_loader(self)
         self._root.set_epoch(epoch)
+        for node in walk(self._root):
+            if isinstance(node, PlainSamplerNode):
+                node.set_sampler_epoch(epoch)
 
     def restart(self) -> None:
         """Leaves an unfinished epoch and begins it anew; older iterators become invalid.
@@ -275,12 +281,8 @@ class StatefulDataLoader(PipelineView, Generic[T_co]):
     def _state_of(self, checkpoint: bytes | str | PathLike[str] | Mapping[str, Any]) -> Mapping[str, Any]:
         if isinstance(checkpoint, Mapping):
             return checkpoint
-        try:
+        with keeping_nobody_waiting(self._root):
             return loads(checkpoint) if isinstance(checkpoint, bytes) else read(checkpoint)
-        except Exception:
-            with suppress(StateMismatchError):  # the other ranks wait to compare theirs
-                check_agreement(self._root, None)
-            raise
 
     def _require_resumable(self, what: str) -> None:
         if not self._resumable:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 
 __all__ = ["instance_name", "snake_case", "told_apart"]
@@ -16,11 +17,12 @@ def instance_name(name: str | None, kind: str, taken: Sequence[str]) -> str:
     """
     if name is not None and (not isinstance(name, str) or not name):
         raise TypeError(f"name must be a non-empty string, got {name!r}")
-    twice = [one for one in taken if taken.count(one) > 1 or one == name]
+    there = Counter(taken)
+    twice = [one for one, count in there.items() if count > 1 or one == name]
     if twice:
         raise ValueError(f"two nodes of this pipeline are named {twice[0]!r}; give one of them another name=")
     numbered = (kind if number == 1 else f"{kind}_{number}" for number in range(1, len(taken) + 2))
-    return name or next(one for one in numbered if one not in taken)
+    return name or next(one for one in numbered if one not in there)
 
 
 def told_apart(names: Sequence[tuple[str, str | None]]) -> list[str]:
@@ -29,10 +31,17 @@ def told_apart(names: Sequence[tuple[str, str | None]]) -> list[str]:
     Args:
         names: The name of each, and its kind if it is named by that: those are numbered anew where they recur.
     """
-    found: list[str] = []
-    for name, kind in names:
-        found.append(instance_name(None, kind, found) if kind is not None and name in found else name)
-    return found
+    found: set[str] = set()
+    out: list[str] = []
+    numbers: Counter[str] = Counter()
+    for given, kind in names:
+        name = given
+        while kind is not None and name in found:
+            numbers[kind] += 1
+            name = kind if numbers[kind] == 1 else f"{kind}_{numbers[kind]}"
+        found.add(name)
+        out.append(name)
+    return out
 
 
 def snake_case(name: str) -> str:

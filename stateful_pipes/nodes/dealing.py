@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, NoReturn, TypeVar
 
 import torch.distributed as dist
@@ -68,6 +68,12 @@ def _dealing(node: NodeContract) -> Iterator[NodeContract]:
     else:
         for source in node.sources:
             yield from _dealing(source)
+
+
+def refuse_workers(below: Iterable[NodeContract], above: str) -> None:
+    """Raises ValueError if worker processes stand below a node that may ask them for one item twice, or never for one."""
+    if any(getattr(node, "num_workers", 0) for node in below):
+        raise ValueError(f"a ProcessPrefetcher with workers stands below the {above}; it belongs above")
 
 
 def ranks_of(rank: int | None, world_size: int | None) -> tuple[int, int]:

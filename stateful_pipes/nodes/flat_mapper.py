@@ -13,7 +13,8 @@ from stateful_pipes.contract import walk
 from stateful_pipes.errors import Difference, ResumableBatchConfigurationError, StateMismatchError
 from stateful_pipes.fields import Rule, Scalar, counter
 from stateful_pipes.integers import as_integer
-from stateful_pipes.nodes.dealing import DealingNode
+from stateful_pipes.nodes.dealing import DealingNode, refuse_workers
+from stateful_pipes.nodes.foreign import as_node
 from stateful_pipes.nodes.mapper import SeededMapper
 from stateful_pipes.rng import GLOBAL_GENERATORS, Rng
 from stateful_pipes.skips import LEFT_OUT, noting
@@ -32,7 +33,10 @@ class _AllAtOnce:
         self.fan_out = fan_out
 
     def __call__(self, *arguments: Any) -> Any:
-        items = list(self.map_fn(*arguments))
+        made = self.map_fn(*arguments)
+        if isinstance(made, (Mapping, str, bytes)):
+            raise TypeError(f"map_fn must return a sequence of {self.fan_out} items, got a {type(made).__name__}")
+        items = list(made)
         if len(items) != self.fan_out:
             raise ValueError(f"map_fn returned {len(items)} items, where fan_out is {self.fan_out}")
         return items
@@ -85,6 +89,8 @@ class SeededFlatMapper(SeededMapper[T_co]):
         if not callable(map_fn):
             raise TypeError(f"map_fn must be callable, got {map_fn!r}")
         self.fan_out = as_integer("fan_out", fan_out, 1)
+        if self.fan_out > 1:
+            refuse_workers(walk(as_node(source)), "flat mapper")
         super().__init__(source, _AllAtOnce(map_fn, self.fan_out), seed=seed, rng=rng, max_skipped=max_skipped, name=name)
         self._offset = 0
         self._under_way: tuple[Mark, Ticket] | None = None  # the sample of which `_offset` items are handed out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -13,7 +14,7 @@ from torchdata.nodes.samplers.stop_criteria import StopCriteria
 from stateful_pipes.contract import walk
 from stateful_pipes.errors import Difference, ResumableBatchConfigurationError, ResumableModeRequiredError, StateMismatchError
 from stateful_pipes.fields import Rule, Scalar, adopted_seed, allowable, counter, text
-from stateful_pipes.nodes.dealing import DealingNode, take_over
+from stateful_pipes.nodes.dealing import DealingNode, refuse_workers, take_over
 from stateful_pipes.nodes.foreign import ForeignNode, as_node, walk_all
 from stateful_pipes.nodes.schedule import Schedule
 from stateful_pipes.rng import MIX, as_seed, derive, draw_seed
@@ -81,6 +82,8 @@ class Mixer(DealingNode[T_co]):
             raise ValueError(f"stop_criteria must be one of {', '.join(map(repr, _RULES))}, got {stop_criteria!r}")
         self.stop_criteria = stop_criteria
         named = dict(sources) if isinstance(sources, Mapping) else dict(enumerate(sources))
+        if isinstance(sources, Mapping) and not all(isinstance(key, str) for key in named):
+            raise TypeError(f"the names of sources must be strings, got {list(named)}")
         if not named or len({id(source) for source in named.values()}) < len(named):
             raise ValueError(f"sources must be one or more, none of them twice, got {len(named)}")
         self.names = tuple(named)
@@ -90,8 +93,7 @@ class Mixer(DealingNode[T_co]):
             raise ValueError(f"a source of weight 0 never comes to its end, which {stop_criteria} waits for")
         nodes = [as_node(source) for source in named.values()]
         below = [one for node in nodes for one in walk(node)]
-        if any(getattr(one, "num_workers", 0) for one in below):
-            raise ValueError("a ProcessPrefetcher with workers stands below the mixture; it belongs above")
+        refuse_workers(below, "mixture")
         self._is_led_back = not any(isinstance(one, ForeignNode) for one in below)
         self._purpose = MIX + (sum(isinstance(one, Mixer) for node in nodes for one in walk_all(node)) << 8)
         given = None if seed is None else as_seed(seed)
@@ -216,7 +218,7 @@ class Mixer(DealingNode[T_co]):
 
     def settings(self) -> dict[str, Scalar]:
         return {
-            "sources": ",".join(map(str, self.names)),
+            "sources": json.dumps(self.names),
             "weights": str(self._schedule),
             "stop_criteria": self.stop_criteria,
             "seed": self.seed,

@@ -94,6 +94,12 @@ class PlainSamplerNode(Node[Any]):
         self._pass = None
         self._epoch, self._position = mark[0] + 1, 0
 
+    def set_sampler_epoch(self, epoch: int) -> None:
+        """Hands an epoch on to the sampler, or to the one in a batch sampler, where that takes any."""
+        takers = [one for one in (self.sampler, getattr(self.sampler, "sampler", None)) if hasattr(one, "set_epoch")]
+        if takers:
+            takers[0].set_epoch(epoch)  # type: ignore[union-attr]  # it has that
+
     def length(self) -> int | None:
         return None if self._makes_batches else self._length()
 

@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
-import numpy.typing as npt
 
 from stateful_pipes.errors import LoaderFailedError, ResumableBatchConfigurationError
 from stateful_pipes.fields import Rule, Scalar, adopted_seed, allowable, counter
@@ -81,8 +80,6 @@ class SamplerNode(DealingNode[int]):
             raise ValueError(f'uneven must be "pad" or "drop", got {uneven!r}')
         super().__init__(name=name)
         self.deal(*share, uneven)
-        if self._share(0, self._unit) == 0:
-            self.leaves_none(f"{self.sampler.length} samples" if self._batches is None else f"{len(self._batches)} batches")
         self._epoch, self._consumed = self.sampler.epoch, self.sampler.consumed
         self.sampler.attach(self)
 
@@ -123,6 +120,8 @@ class SamplerNode(DealingNode[int]):
         self._consumed = consumed if self.sampler.length is None else min(consumed, self.sampler.length)
 
     def _end_epoch(self) -> NoReturn:
+        if self._consumed == 0:
+            self.leaves_none(f"{self.sampler.length} samples" if self._batches is None else f"{len(self._batches)} batches")
         self._epoch, self._consumed = self._epoch + 1, 0
         raise StopIteration
 
@@ -225,15 +224,9 @@ class SamplerNode(DealingNode[int]):
             ahead = min(ahead, max(count, self._batches.samples - start % self._batches.samples))
         if length is not None:
             ahead = min(ahead, max(0, -(-(length - start) // step)))
-        made = self._ask(range(start, start + ahead * step, step))
+        made = self.sampler.indices(self._epoch, range(start, start + ahead * step, step))
         if length is not None and ahead < count:
             # Past the end, where the last round of ranks is padded by wrapping around.
             past = range(start + ahead * step, start + count * step, step)
-            made = np.concatenate([made, *(self._ask(range(p % length, p % length + 1)) for p in past)])
+            made = np.concatenate([made, *(self.sampler.indices(self._epoch, range(p % length, p % length + 1)) for p in past)])
         return made.tobytes()
-
-    def _ask(self, positions: range) -> npt.NDArray[np.int64]:
-        try:
-            return self.sampler.indices(self._epoch, positions)
-        except StopIteration as error:
-            raise RuntimeError(f"{self.sampler.name}.indices raised StopIteration") from error

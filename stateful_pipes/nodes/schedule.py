@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from stateful_pipes.integers import as_integer
+from stateful_pipes.integers import as_fraction, as_integer
 from stateful_pipes.rng import derive_each
 
 __all__ = ["Schedule"]
@@ -38,7 +37,7 @@ class Schedule:
 
     def __init__(self, names: Sequence[Any], weights: Any) -> None:
         self._names = names
-        is_schedule = isinstance(weights, Mapping) and weights and not any(isinstance(one, Real) for one in weights.values())
+        is_schedule = isinstance(weights, Mapping) and weights and not any(isinstance(key, str) for key in weights)
         stages = weights if is_schedule else {0: weights}
         starts = [as_integer("a position of weights", start, 0, 2**63 - 1, "2**63 - 1") for start in stages]
         if starts[0] != 0 or starts != sorted(set(starts)):
@@ -105,13 +104,7 @@ class Schedule:
             raise TypeError(f"weights must be a sequence or a mapping, got {weights!r}") from error
         if len(weights) != len(self._names):
             raise ValueError(f"weights must be one for each of {len(self._names)} sources, got {weights}")
-        wrong = [weight for weight in weights if isinstance(weight, bool) or not isinstance(weight, Real)]
-        if wrong:
-            raise TypeError(f"weights must be numbers, got {wrong[0]!r}")
-        try:
-            numbers = [Fraction(str(weight)) for weight in weights]
-        except ValueError as error:
-            raise ValueError(f"weights must be finite, got {weights}") from error
+        numbers = [as_fraction("a weight", weight) for weight in weights]
         if min(numbers) < 0 or max(numbers) == 0:
             raise ValueError(f"weights must not be negative, and not all 0, got {weights}")
         total = sum(numbers)

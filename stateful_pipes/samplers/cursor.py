@@ -96,8 +96,12 @@ class OrderCursor(Sampler[T_co]):
 
         Raises:
             ValueError: the order's answer has another shape or type.
+            RuntimeError: it raised StopIteration.
         """
-        found = np.asarray(self.order.indices(self.seed or 0, epoch, positions))
+        try:
+            found = np.asarray(self.order.indices(self.seed or 0, epoch, positions))
+        except StopIteration as error:
+            raise RuntimeError(f"{self.name}.indices raised StopIteration") from error
         if found.shape != (len(positions),) or (found.size and not np.issubdtype(found.dtype, np.integer)):
             raise ValueError(
                 f"{self.name}.indices must give {len(positions)} integers for {positions}, "

@@ -12,11 +12,14 @@ import numpy.typing as npt
 import torch
 
 from stateful_pipes.errors import ResumableBatchConfigurationError
+from stateful_pipes.integers import as_fraction
 from stateful_pipes.samplers.order import length_of
 
 __all__ = ["Groups", "as_labels", "cycle_shares", "fingerprint", "group", "labels_of", "ratios_of"]
 
 _BLOCK = 2**20
+_MAX_CYCLE = 2**34
+"""Samples of which a list, of 128 GiB, can still be thought of."""
 
 
 class Groups(NamedTuple):
@@ -120,7 +123,10 @@ def _sorted(labels: npt.NDArray[Any]) -> tuple[list[Any], npt.NDArray[np.int64],
 
 def _hash(digest: Any, labels: npt.NDArray[Any]) -> None:
     """The same for equal labels, whatever integer type they have."""
-    if labels.dtype.kind == "U":
+    kind = labels.dtype.kind
+    is_beyond = kind == "u" and len(labels) > 0 and int(labels.max()) >= 2**63
+    digest.update(f"{'U' if kind == 'U' else 'u' if is_beyond else 'i'}{len(labels)}:".encode())
+    if kind == "U":
         for start in range(0, len(labels), _BLOCK):
             for label in labels[start : start + _BLOCK].tolist():
                 digest.update(label.encode("utf-8", "surrogatepass") + b"\0")
@@ -137,6 +143,8 @@ def ratios_of(
     A class has its part of `class_ratio`, which its domains share in the proportions of `domain_ratio`. A number counts
     as what it is written as: 0.1 is a tenth.
     """
+    if class_ratio is None and len(groups.keys[0]) == 1 and domain_ratio is None:
+        return [Fraction(1, len(groups.keys))] * len(groups.keys)
     of_class = _parts("class_ratio", class_ratio, dict.fromkeys(key[0] for key in groups.keys))
     domains = dict.fromkeys(key[1] for key in groups.keys if len(key) > 1)
     if domain_ratio is not None and not domains:
@@ -155,14 +163,14 @@ def fingerprint(ratios: Sequence[Fraction]) -> str:
 
 
 def _parts(name: str, ratio: Mapping[Any, float] | None, there: Iterable[Any]) -> dict[Any, Fraction]:
-    there = list(there)
+    there = dict.fromkeys(there)
     if ratio is None:
         return dict.fromkeys(there, Fraction(1))
     unlike = [key for key in there if key not in ratio] + [key for key in ratio if key not in there]
     if unlike:
         where = "is missing from it" if unlike[0] in there else "has no sample"
         raise ValueError(f"{name} must have a number for each of {len(there)}: {unlike[0]!r} {where}")
-    parts = {key: Fraction(str(ratio[key])) for key in there}
+    parts = {key: as_fraction(f"{name}[{key!r}]", ratio[key]) for key in there}
     wrong = [key for key in there if not parts[key] > 0]
     if wrong:
         raise ValueError(f"{name} must be above 0, got {ratio[wrong[0]]!r} for {wrong[0]!r}")
@@ -180,10 +188,15 @@ def cycle_shares(sizes: Sequence[int], ratios: Sequence[Fraction], multiple: int
         ratios: Their parts, which make 1 together.
         multiple: What the length of the cycle has to be a multiple of.
     """
-    length = max(-(-size // ratio) for size, ratio in zip(sizes, ratios, strict=True))
+    are_equal = all(ratio is ratios[0] for ratio in ratios)  # where there are very many, fractions take long
+    pairs = [(max(sizes), ratios[0])] if are_equal else zip(sizes, ratios, strict=True)
+    length = max(-(-size // ratio) for size, ratio in pairs)
     length = -(-length // multiple) * multiple
-    if length > 2**48:
+    if length > _MAX_CYCLE:
         raise ResumableBatchConfigurationError(f"a cycle in these ratios has {length} samples", remedy="Use less uneven ratios")
+    if are_equal:
+        each, more = divmod(length, len(sizes))
+        return length, [each + 1] * more + [each] * (len(sizes) - more)
     exact = [ratio * length for ratio in ratios]
     shares = [part.__floor__() for part in exact]
     lost_most = sorted(range(len(exact)), key=lambda one: shares[one] - exact[one])

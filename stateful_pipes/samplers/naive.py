@@ -12,7 +12,6 @@ from stateful_pipes.fields import Scalar
 from stateful_pipes.integers import as_integer
 from stateful_pipes.permutation import permute
 from stateful_pipes.samplers.batches import Cycle, ResumableBatchSampler
-from stateful_pipes.samplers.cursor import OrderCursor
 from stateful_pipes.samplers.order import Order, SizedOrLength, as_array, is_order, length_of
 
 __all__ = ["NaiveBatchSampler"]
@@ -78,11 +77,10 @@ class NaiveBatchSampler(ResumableBatchSampler):
         batch_size = as_integer("batch_size", batch_size, 1)
         own: dict[str, Scalar] = {}
         cycle: Cycle = _WholeCycle(length, shuffle)
-        if isinstance(dataset, OrderCursor):
-            raise TypeError(f"a {dataset.name} has a cursor of its own; pass the dataset, or an Order")
-        if is_order(dataset):
+        if is_order(dataset) and not hasattr(dataset, "__getitem__"):  # a dataset may have indices of its own
             cycle = _OwnCycle(dataset)
-            own = {"of": type(dataset).__name__, **getattr(dataset, "arguments", dict)()}
+            of_order: dict[str, Scalar] = getattr(dataset, "arguments", dict)()
+            own = {"of": type(dataset).__name__, **{f"of.{key}": value for key, value in of_order.items()}}
         super().__init__(
             cycle,
             length // batch_size * batch_size if drop_last else length,

@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
+from torch.utils.data import Sampler
 
 from stateful_pipes.errors import ResumableBatchConfigurationError
 from stateful_pipes.integers import as_integer
@@ -71,6 +72,8 @@ def length_of(data_source: SizedOrLength) -> int:
         ValueError: negative, or above 2**62.
         ResumableBatchConfigurationError: nothing to sample from.
     """
+    if isinstance(data_source, Sampler):
+        raise TypeError(f"expected a sized dataset or a length, got a sampler: {type(data_source).__name__}")
     if isinstance(data_source, bool):
         raise TypeError(f"expected a sized dataset or a length, got {data_source!r}")
     try:

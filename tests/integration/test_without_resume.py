@@ -625,6 +625,21 @@ def test_torch_s_own_samplers_are_for_loaders_without_resume():
             StatefulDataLoader(DATASET, batch_sampler=sampler)
 
 
+@pytest.mark.parametrize(
+    "wrap", [lambda sampler: {"sampler": sampler}, lambda sampler: {"batch_sampler": BatchSampler(sampler, 6, False)}]
+)
+def test_the_loader_s_epoch_is_the_sampler_s(wrap):
+    def order(epoch):
+        sampler = DistributedSampler(list(range(6)), 1, 0, seed=1)
+        sampler.set_epoch(epoch)
+        return list(sampler)
+
+    loader = StatefulDataLoader(range(6), **wrap(DistributedSampler(list(range(6)), 1, 0, seed=1)), resumable=False)
+    for epoch in (0, 1, 2, 1):
+        loader.set_epoch(epoch)
+        assert [index for batch in loader for index in batch.tolist()] == order(epoch)
+
+
 def test_a_composed_pipeline_says_it_in_its_samplers():
     with pytest.raises(ResumableModeRequiredError, match="resumable=False with a SamplerNode"):
         StatefulDataLoader(SamplerNode(SequentialSampler(3)), resumable=False)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, SubsetRandomSampler
 from torchdata.stateful_dataloader import StatefulDataLoader as TorchdataLoader
 
 from stateful_pipes import (
@@ -144,11 +144,52 @@ def test_batches_of_an_order_of_ones_own():
     for number in range(3):
         assert sorted(cycle(sampler, number)) == list(range(10))
     assert len({tuple(cycle(sampler, number)) for number in range(3)}) == 3
-    assert {key: sampler.state_dict()[key] for key in ("of", "step", "items")} == {"of": "Backwards", "step": 1, "items": 10}
+    assert {key: sampler.state_dict()[key] for key in ("of", "of.step", "items")} == {
+        "of": "Backwards",
+        "of.step": 1,
+        "items": 10,
+    }
     with pytest.raises(StateMismatchError, match="of"):
         NaiveBatchSampler(10, 4, drop_last=False).load_state_dict(sampler.state_dict())
-    with pytest.raises(TypeError, match="has a cursor of its own"):
+    with pytest.raises(TypeError, match="got a sampler: NaiveBatchSampler"):
         NaiveBatchSampler(NaiveBatchSampler(10, 4), 4)
+    with pytest.raises(TypeError, match="got a sampler: SubsetRandomSampler"):
+        NaiveBatchSampler(SubsetRandomSampler([7]), 1)
+
+
+def test_what_an_order_calls_its_arguments_hides_none_of_the_sampler_s():
+    class Sly(Backwards):
+        def arguments(self):
+            return {"batch_size": 8, "samples": 5}
+
+    state = NaiveBatchSampler(Sly(), 3, seed=0).state_dict()
+    assert (state["batch_size"], state["samples"], state["of.batch_size"]) == (3, 9, 8)
+    with pytest.raises(StateMismatchError, match="batch_size: saved 3, here 4"):
+        NaiveBatchSampler(Sly(), 4, seed=0).load_state_dict(state)
+
+
+def test_an_order_that_raises_stop_iteration_ends_nothing_in_silence():
+    class Ended(Backwards):
+        def indices(self, seed, epoch, positions):
+            raise StopIteration
+
+    with pytest.raises(RuntimeError, match=r"indices raised StopIteration"):
+        list(NaiveBatchSampler(Ended(), 3, repeat=False))
+
+
+def test_a_dataset_with_indices_of_its_own_is_a_dataset():
+    class Subset(Dataset):
+        indices = (3, 4)
+
+        def __len__(self):
+            return 2
+
+    class Asked(Subset):
+        def indices(self):
+            return (3, 4)
+
+    for dataset in (Subset(), Asked()):
+        assert list(NaiveBatchSampler(dataset, 2, repeat=False, shuffle=False)) == [[0, 1]]
 
 
 @pytest.mark.parametrize("name", NAMES)

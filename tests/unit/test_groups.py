@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from decimal import Decimal
 from fractions import Fraction
 
 import numpy as np
@@ -71,6 +72,8 @@ def test_the_fingerprint_tells_labels_apart(other):
 def test_the_fingerprint_tells_domains_apart_and_strings_that_are_joined():
     plain = np.array([0, 0])
     assert group(plain, np.array([0, 1])).fingerprint != group(plain, np.array([1, 0])).fingerprint
+    assert group(np.array([0, 1, 0, 1])).fingerprint != group(np.array([0, 1]), np.array([0, 1])).fingerprint
+    assert group(np.array([2**64 - 1], dtype=np.uint64)).fingerprint != group(np.array([-1])).fingerprint
     assert group(np.array(["ab", "c"])).fingerprint != group(np.array(["a", "bc"])).fingerprint
 
 
@@ -137,6 +140,12 @@ def test_wrong_ratios_are_refused(class_ratio, told):
         ratios_of(GROUPS, class_ratio, None)
 
 
+@pytest.mark.parametrize("wrong", ["1/3", None, True, Decimal(1)])
+def test_ratios_are_numbers(wrong):
+    with pytest.raises(TypeError, match=r"class_ratio\[1\] must be a number, got"):
+        ratios_of(GROUPS, {0: 1, 1: wrong, 2: 1}, None)
+
+
 def test_domain_ratios_need_domains():
     with pytest.raises(ValueError, match="without domains"):
         ratios_of(group(np.array([0, 1])), None, {0: 1})
@@ -168,6 +177,13 @@ def test_rounding_by_the_largest_remainder():
 def test_a_cycle_beyond_all_memory_is_refused():
     with pytest.raises(ResumableBatchConfigurationError, match="less uneven"):
         cycle_shares([1, 1], [Fraction(1, 10**15), 1 - Fraction(1, 10**15)])
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=8), st.integers(1, 5))
+def test_equal_parts_by_the_short_way_are_the_same(sizes, multiple):
+    part = Fraction(1, len(sizes))
+    one_by_one = [Fraction(1, len(sizes)) for _ in sizes]
+    assert cycle_shares(sizes, [part] * len(sizes), multiple) == cycle_shares(sizes, one_by_one, multiple)
 
 
 def test_counts():

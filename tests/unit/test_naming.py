@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stateful_pipes.naming import instance_name, snake_case
+from stateful_pipes.naming import instance_name, snake_case, told_apart
 
 
 @pytest.mark.parametrize(
@@ -50,3 +50,9 @@ def test_one_name_for_two_nodes_is_refused():
 def test_a_name_is_a_string_with_something_in_it(name):
     with pytest.raises(TypeError, match="name must be a non-empty string, got"):
         instance_name(name, "mapper", [])
+
+
+def test_names_of_several_pipelines_are_told_apart():
+    """Those that were given stay; kinds are numbered past every name that is there so far."""
+    names = [("mapper", "mapper"), ("mapper_2", None), ("mapper", "mapper"), ("own", None), ("own", None), ("mapper", "mapper")]
+    assert told_apart(names) == ["mapper", "mapper_2", "mapper_3", "own", "own", "mapper_4"]

@@ -114,11 +114,23 @@ def test_every_rng(map_fn, rng, sizes):
     assert ("seed" in flat(map_fn, rng=rng).settings()) is (rng != ())
 
 
-@pytest.mark.parametrize("returned", [tuple, np.array, torch.tensor, dict.fromkeys])
+@pytest.mark.parametrize("returned", [tuple, np.array, torch.tensor, iter])
 def test_whatever_can_be_walked_may_be_returned(returned):
     assert [int(item) for item in flat(lambda index: returned([index, index + 10]), fan_out=2, rng=())] == [
         item for index in samples() for item in (index, index + 10)
     ]
+
+
+@pytest.mark.parametrize("returned", [dict.fromkeys([0, 1]), "ab", b"ab"])
+def test_what_would_be_taken_apart_is_refused(returned):
+    with pytest.raises(TypeError, match=f"2 items, got a {type(returned).__name__}"):
+        list(SeededFlatMapper(SamplerNode(SequentialSampler(1)), lambda index: returned, 2))
+
+
+def test_workers_below_are_refused():
+    below = ProcessPrefetcher(SamplerNode(SequentialSampler(3)), 1)
+    with pytest.raises(ValueError, match="stands below the flat mapper"):
+        SeededFlatMapper(below, lambda index: [index, index], 2)
 
 
 def test_a_fan_out_of_one_is_a_mapper():

@@ -490,7 +490,7 @@ def test_the_state():
     assert list(nodes) == ["sampler", "mapper", "sampler_2", "mapper_2", "mixer"]
     assert nodes["mixer"] == {
         "type": "Mixer",
-        "sources": "0,1",
+        "sources": "[0, 1]",
         "weights": "0:1/4,3/4;9:1/2,1/2",
         "stop_criteria": "ALL_DATASETS_EXHAUSTED",
         "seed": 3,
@@ -679,7 +679,7 @@ def test_len_and_what_the_loader_tells():
     assert loader.dataset is None
     lines = loader.describe().splitlines()
     assert lines[0].startswith("sampler: SamplerNode(")
-    assert lines[-2].startswith("mixer: Mixer(sources='0,1,2', weights='0:1/4,1/2,1/4;6:3/5,1/5,1/5'")
+    assert lines[-2].startswith("mixer: Mixer(sources='[0, 1, 2]', weights='0:1/4,1/2,1/4;6:3/5,1/5,1/5'")
 
 
 def test_it_makes_no_batches_of_its_own():

@@ -244,7 +244,6 @@ def test_it_starts_at_the_sampler_s_cursor():
         ({"uneven": "wrap"}, ValueError, 'uneven must be "pad" or "drop", got \'wrap\''),
         ({"uneven": None}, ValueError, "got None"),
         ({"name": ""}, TypeError, "name must be"),
-        ({"rank": 0, "world_size": 12, "uneven": "drop"}, ResumableBatchConfigurationError, "11 samples over 12 ranks"),
     ],
     ids=str,
 )
@@ -253,6 +252,12 @@ def test_wrong_arguments(kwargs, error, words):
     with pytest.raises(error, match=words):
         SamplerNode(sampler, **kwargs)
     SamplerNode(sampler)  # a refused node leaves its sampler free
+
+
+def test_dropping_all_is_refused_where_it_comes_to_that():
+    node = node_of(11, 0, 12, "drop")  # which is right below another node that deals
+    with pytest.raises(ResumableBatchConfigurationError, match="11 samples over 12 ranks"):
+        node.pull(1)
 
 
 def test_dropping_needs_one_sample_for_each_rank():

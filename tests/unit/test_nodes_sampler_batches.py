@@ -87,7 +87,7 @@ def test_dropping_ranks_take_whole_rounds(world_size):
 
 def test_dropping_all_is_refused():
     with pytest.raises(ResumableBatchConfigurationError, match="3 batches over 4 ranks"):
-        node_of(0, 4, "drop")
+        node_of(0, 4, "drop").pull(None)
 
 
 def test_a_rank_in_the_middle_of_a_cycle_that_repeats():
