@@ -10,18 +10,18 @@ unlike `tracemalloc`, that counts NumPy's scratch memory, too. To resume, of a t
 making that cycle's list. Before that the batches are checked: those after a resume are those of the sampler that was not
 interrupted, and each group's share of a cycle is the one that was asked for. It takes some minutes and 4 GB of memory.
 
-Latest, on two cores of an AMD EPYC that tests used as well, so that its seconds are long:
+Latest, on two cores of an AMD EPYC, otherwise idle:
 
-    what                                              unit  times  lower q.   median  upper q.       target  reached
-    numpy.argsort                                        s      5     16.21   17.23     17.45            -        -
-    ClassBalancedBatchSampler, built / argsort           x      5    0.3881  0.4243    0.4704    at most 3      yes
+    what                                              unit  times  lower q.  median  upper q.       target  reached
+    numpy.argsort                                        s      5     9.073    9.77     9.844            -        -
+    ClassBalancedBatchSampler, built / argsort           x      5    0.4083  0.4259    0.4379    at most 3      yes
     ClassBalancedBatchSampler, memory / labels           x      1     2.257   2.257     2.257    at most 3      yes
-    BalancedBatchSampler, built / argsort                x      5    0.4404  0.4573    0.4629    at most 3      yes
+    BalancedBatchSampler, built / argsort                x      5    0.3924  0.4272    0.4596    at most 3      yes
     BalancedBatchSampler, memory / labels                x      1     2.257   2.257     2.257    at most 3      yes
-    ClassBalancedBatchSampler, a cycle of 17,477,120     s     10     4.849   5.076     7.685            -        -
-    ClassBalancedBatchSampler, resume / cycle's list     x     10    0.9539  0.9825     1.062  at most 1.1      yes
-    BalancedBatchSampler, a cycle of 17,477,120          s     10     3.322   3.561     3.879            -        -
-    BalancedBatchSampler, resume / cycle's list          x     10    0.8841   1.018     1.085  at most 1.1      yes
+    ClassBalancedBatchSampler, a cycle of 17,477,120     s     10     4.966   5.071     5.239            -        -
+    ClassBalancedBatchSampler, resume / cycle's list     x     10    0.9439  0.9802     1.063  at most 1.1      yes
+    BalancedBatchSampler, a cycle of 17,477,120          s     10     2.841    2.99     3.018            -        -
+    BalancedBatchSampler, resume / cycle's list          x     10    0.9315  0.9797    0.9929  at most 1.1      yes
 """
 
 from __future__ import annotations
