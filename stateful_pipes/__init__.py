@@ -2,16 +2,18 @@
 
 The house, each room importing only from those above it:
 
-    errors  integers  naming                       ground
+    caught  errors  integers  naming               ground
     fields  encoding  rng
     state  permutation
     samplers/                                      orders: pure functions of (seed, epoch, position)
     skips  ticket  stream  contract                the cursor half and the pure half of a pipeline
     pipeline_state  node  nodes/
     prefetch/                                      worker processes
-    checkpoint  checkpoint_manager                 files
+    checkpoint  sealed_file  checkpoint_manager    files
     agreement  door  view  iterator                the top
     loader  dataset
+    training/                                      a whole training, paused and resumed
+    testing/                                       what shows that a resume is exact
     cli/                                           the command line
 """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import secrets
 from collections.abc import Callable, Mapping
@@ -15,6 +16,8 @@ from typing import Any, BinaryIO
 from stateful_pipes.errors import CheckpointFileError
 
 __all__ = ["dumps", "loads", "read", "write_atomically"]
+
+logger = logging.getLogger("stateful_pipes")
 
 
 def dumps(state: Mapping[str, Any]) -> bytes:
@@ -58,15 +61,15 @@ def read(path: str | PathLike[str]) -> dict[str, Any]:
 def write_atomically(path: str | PathLike[str], data: bytes | Callable[[BinaryIO], object]) -> None:
     """Writes a file so that after a crash at any moment either the old content is there or the new one, whole.
 
-    A file beside the target is written and synced, then takes its place, and the folder is synced.
+    A file beside the target is written and synced, then takes its place, and the folder is synced; where that cannot be
+    done, it is logged.
 
     Args:
         path: The target.
         data: Its content, or what writes that to a file that it is given.
 
     Raises:
-        OSError: the disk is full, the folder cannot be written to...; the old content is still there, unless it is the folder
-            that could not be synced: then the new one is there, but may be gone after a crash of the system.
+        OSError: the disk is full, the folder cannot be written to...; the old content is still there.
     """
     target = Path(os.path.realpath(path))  # of a link, where it leads
     name = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
@@ -88,14 +91,15 @@ def write_atomically(path: str | PathLike[str], data: bytes | Callable[[BinaryIO
 
 
 def _sync_folder(folder: Path) -> None:
+    """As far as it can be done: Windows opens no folder, and some network file systems sync none."""
     try:
         descriptor = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return  # some file systems do not let a folder be opened; the file itself is synced
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        logger.warning("%s cannot be synced: after a crash of the system the old file may be back (%s)", folder, error)
 
 
 def _canonical(value: Any) -> bytes:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from os import PathLike
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any, BinaryIO, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 
-import torch
-
+from stateful_pipes import sealed_file
 from stateful_pipes.checkpoint import write_atomically
 from stateful_pipes.errors import CheckpointFileError
 from stateful_pipes.integers import as_integer
@@ -26,12 +24,9 @@ __all__ = ["Checkpoint", "CheckpointManager"]
 
 logger = logging.getLogger("stateful_pipes")
 
-_SEAL: Final = b"\nstateful_pipes sha256 "
-_SEAL_BYTES: Final = len(_SEAL) + 64
 _NAME: Final = re.compile(r"checkpoint-([0-9]{12,})\.pt")
 # What a save leaves that is killed.
 _LEFTOVER: Final = re.compile(rf"\.{_NAME.pattern}\.[0-9a-f]{{16}}")
-_CHUNK: Final = 2**20
 
 
 class Checkpoint(NamedTuple):
@@ -60,7 +55,7 @@ class CheckpointManager:
         every: How many steps, or how much time, between two checkpoints.
         keep: How many of the newest stay.
 
-    >>> import tempfile
+    >>> import tempfile, torch
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     manager = CheckpointManager(folder, every=100, keep=2)
     ...     for step in range(1, 451):
@@ -101,7 +96,7 @@ class CheckpointManager:
             ValueError: the state holds what `torch.load(weights_only=True)` refuses, such as NumPy's numbers.
         """
         path = self._path(as_integer("step", step, 0))
-        write_atomically(path, lambda file: _write_sealed(file, state))
+        write_atomically(path, lambda file: sealed_file.write(file, state))
         self._last_step, self._last_time = step, time.monotonic()
         old = [self._path(one) for one in self.steps() if one <= step][: -self.keep]
         left = [self.folder / name for name in os.listdir(self.folder) if _LEFTOVER.fullmatch(name)]
@@ -145,8 +140,8 @@ class CheckpointManager:
         steps = self.steps()
         for step in reversed(steps):
             try:
-                state = _read_sealed(self._path(step), load)
-            except CheckpointFileError as error:
+                state = sealed_file.read(self._path(step), **load)
+            except (CheckpointFileError, OSError) as error:
                 logger.warning("%s is passed over: %s", self._path(step), error)
                 continue
             self._last_step, self._last_time = step, time.monotonic()
@@ -172,59 +167,3 @@ class CheckpointManager:
 
     def _path(self, step: int) -> Path:
         return self.folder / f"checkpoint-{step:012d}.pt"
-
-
-class _Sealing:
-    """A file that hashes what is written to it."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self.digest = hashlib.sha256()
-        self.error: OSError | None = None
-
-    def write(self, data: Any) -> int:
-        self.digest.update(data)
-        try:
-            return self._file.write(data)
-        except OSError as error:
-            self.error = error
-            raise
-
-    def flush(self) -> None:
-        self._file.flush()
-
-
-def _write_sealed(file: BinaryIO, state: Mapping[str, Any]) -> None:
-    sealing = _Sealing(file)
-    try:
-        torch.save(state, sealing)  # type: ignore[arg-type]  # it needs no more than this
-    except RuntimeError:
-        if sealing.error is not None:  # which torch has met with an error of its own
-            raise sealing.error from None
-        raise
-    file.flush()
-    if refused := torch.serialization.get_unsafe_globals_in_checkpoint(file.name):
-        raise ValueError(f"torch.load(weights_only=True) would refuse this state: it holds {', '.join(refused)}")
-    file.write(_SEAL + sealing.digest.hexdigest().encode())
-
-
-def _read_sealed(path: Path, load: Mapping[str, Any]) -> Any:
-    remedy = "Go back to an older checkpoint"
-    try:
-        size = path.stat().st_size - _SEAL_BYTES
-        digest = hashlib.sha256()
-        with open(path, "rb") as file:
-            for chunk in _chunks(file, size):
-                digest.update(chunk)
-            seal = file.read()
-    except OSError as error:
-        raise CheckpointFileError(f"it cannot be read: {error}", remedy=remedy) from error
-    if seal != _SEAL + digest.hexdigest().encode():
-        raise CheckpointFileError("the checksum does not fit the content", remedy=remedy)
-    return torch.load(path, **{**load, "weights_only": True})
-
-
-def _chunks(file: BinaryIO, size: int) -> Iterator[bytes]:
-    while size > 0 and (chunk := file.read(min(size, _CHUNK))):
-        size -= len(chunk)
-        yield chunk

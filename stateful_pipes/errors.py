@@ -1,12 +1,10 @@
 """Every error of the library: one base class, direct subclasses only, each with a fixed code and message.
 
-Wrong arguments are plain `ValueError` or `TypeError`; what stands here is what a caller may want to catch by name.
-Codes are never renumbered.
+Wrong arguments are plain `ValueError` or `TypeError`. Codes are never renumbered.
 """
 
 from __future__ import annotations
 
-import traceback
 from typing import Any, ClassVar, NamedTuple
 
 __all__ = [
@@ -25,14 +23,32 @@ __all__ = [
     "StateVersionError",
     "StatefulPipesError",
     "TrainingPausedError",
+    "TrainingResumeAMPMismatchError",
     "TrainingResumeCheckpointFormatError",
+    "TrainingResumeConfigMismatchError",
+    "TrainingResumeDeviceMismatchError",
+    "TrainingResumeIncompleteError",
+    "TrainingResumeObjectsMismatchError",
     "TrainingResumeVersionMismatchError",
+    "TrainingStepIncompleteError",
     "WorkerDiedError",
     "WorkerTimeoutError",
-    "add_note",
-    "brief",
     "get_error_message",
 ]
+
+
+class Difference(NamedTuple):
+    """One entry in which what was saved and what should load it differ."""
+
+    node: str
+    field: str
+    saved: object
+    current: object
+    remedy: str
+
+    def __str__(self) -> str:
+        place = f"{self.node}.{self.field}" if self.node and self.field else self.node or self.field
+        return f"{place}: saved {self.saved}, here {self.current} ({self.remedy})"
 
 
 class StatefulPipesError(Exception):
@@ -44,6 +60,7 @@ class StatefulPipesError(Exception):
         expected: What would have been right.
         found: What was there instead.
         remedy: What to do about it.
+        differences: Every entry in which a state and what should load it differ, each in a line of its own.
         message: The same as `detail`; PyTorch passes this keyword when it raises a worker's error again.
     """
 
@@ -58,6 +75,7 @@ class StatefulPipesError(Exception):
         expected: object = None,
         found: object = None,
         remedy: str = "",
+        differences: tuple[Difference, ...] = (),
         message: str = "",
     ) -> None:
         detail = detail or message
@@ -67,6 +85,7 @@ class StatefulPipesError(Exception):
         self.expected = expected
         self.found = found
         self.remedy = remedy
+        self.differences = differences
 
     def __str__(self) -> str:
         parts = [self.message]
@@ -80,7 +99,7 @@ class StatefulPipesError(Exception):
             parts.append(f"; {', '.join(shown)}")
         if self.remedy:
             parts.append(f". {self.remedy}")
-        return "".join(parts)
+        return "\n  ".join(["".join(parts), *map(str, self.differences)])
 
     @classmethod
     def api_code(cls, repo_code: int) -> int:
@@ -95,32 +114,11 @@ class StateVersionError(StatefulPipesError):
     message = "The state has a version that this library cannot read"
 
 
-class Difference(NamedTuple):
-    """One entry in which a saved state and the pipeline that should load it differ."""
-
-    node: str
-    field: str
-    saved: object
-    current: object
-    remedy: str
-
-    def __str__(self) -> str:
-        place = f"{self.node}.{self.field}" if self.node and self.field else self.node or self.field
-        return f"{place}: saved {self.saved}, here {self.current} ({self.remedy})"
-
-
 class StateMismatchError(StatefulPipesError):
     """The state belongs to another pipeline, or is damaged. `differences` lists every entry that differs."""
 
     code = 302
     message = "The state does not fit this pipeline"
-
-    def __init__(self, detail: str = "", *, differences: tuple[Difference, ...] = (), message: str = "") -> None:
-        super().__init__(detail, message=message)
-        self.differences = differences
-
-    def __str__(self) -> str:
-        return "\n  ".join([super().__str__(), *map(str, self.differences)])
 
 
 class StateEncodingError(StatefulPipesError):
@@ -214,10 +212,24 @@ class ConcurrentUseError(StatefulPipesError):
 
 
 class TrainingResumeCheckpointFormatError(StatefulPipesError):
-    """The file is not a training checkpoint with a resume part."""
+    """The file is not a training checkpoint with a resume part, or it is damaged."""
 
     code = 321
     message = "The file is not a resumable training checkpoint"
+
+
+class TrainingStepIncompleteError(StatefulPipesError):
+    """A pause or a resume was asked for elsewhere than after a completed step."""
+
+    code = 322
+    message = "Training does not stand at a completed step"
+
+
+class TrainingResumeIncompleteError(StatefulPipesError):
+    """A resume failed halfway: the trainer is neither what it was nor what it should be."""
+
+    code = 323
+    message = "A resume failed halfway; only a successful one unlocks the trainer"
 
 
 class TrainingPausedError(StatefulPipesError):
@@ -225,6 +237,34 @@ class TrainingPausedError(StatefulPipesError):
 
     code = 324
     message = "Training is paused; resume it first"
+
+
+class TrainingResumeConfigMismatchError(StatefulPipesError):
+    """The training was started with another configuration. `differences` lists every entry, by its path."""
+
+    code = 325
+    message = "The training checkpoint is of another configuration"
+
+
+class TrainingResumeDeviceMismatchError(StatefulPipesError):
+    """The training ran on another kind of device."""
+
+    code = 326
+    message = "The training checkpoint is of another kind of device"
+
+
+class TrainingResumeAMPMismatchError(StatefulPipesError):
+    """The training ran with another setting of automatic mixed precision."""
+
+    code = 327
+    message = "The training checkpoint is of another AMP setting"
+
+
+class TrainingResumeObjectsMismatchError(StatefulPipesError):
+    """The trainer has other objects or loaders than those that were saved."""
+
+    code = 328
+    message = "The training checkpoint is of other objects or loaders"
 
 
 class TrainingResumeVersionMismatchError(StatefulPipesError):
@@ -248,27 +288,13 @@ class ResumableSamplerGeneratorError(StatefulPipesError):
     message = "The seed or generator state of the order is damaged"
 
 
-def add_note(error: BaseException, note: str) -> None:
-    """Adds a note also to an error that lets no attribute be set, as a frozen dataclass."""
-    try:
-        error.add_note(note)
-    except Exception:
-        error.__dict__.setdefault("__notes__", []).append(note)
-
-
-def brief(error: BaseException) -> str:
-    """Type and text of an error, whatever its own methods do."""
-    return traceback.format_exception_only(error)[0].strip()
-
-
 def get_error_message(code: int) -> str:
     """The fixed message of the error with this code.
 
     Raises:
         ValueError: no error has this code.
     """
-    errors: list[type[StatefulPipesError]] = [StatefulPipesError, *StatefulPipesError.__subclasses__()]
-    for error in errors:
+    for error in (StatefulPipesError, *StatefulPipesError.__subclasses__()):
         if error.code == code:
             return error.message
     raise ValueError(f"no error has code {code}")

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, NamedTuple
 
-from stateful_pipes.errors import add_note, brief
+from stateful_pipes.caught import add_note, brief
 
 __all__ = ["LEFT_OUT", "Skip", "admitted", "note", "noting"]
 

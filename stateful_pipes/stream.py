@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple, Protocol
 
-from stateful_pipes.errors import ConcurrentUseError, IteratorInvalidError, LoaderFailedError, add_note, brief
+from stateful_pipes.caught import add_note, brief
+from stateful_pipes.errors import ConcurrentUseError, IteratorInvalidError, LoaderFailedError
 from stateful_pipes.skips import LEFT_OUT, Skip, noting
 from stateful_pipes.ticket import Mark, Ticket
 

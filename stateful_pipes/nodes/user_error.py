@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from stateful_pipes.errors import add_note
+from stateful_pipes.caught import add_note
 
 __all__ = ["raise_noted"]
 

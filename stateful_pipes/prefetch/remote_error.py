@@ -7,7 +7,7 @@ import re
 import traceback
 from typing import NamedTuple
 
-from stateful_pipes.errors import add_note
+from stateful_pipes.caught import add_note
 
 __all__ = ["RemoteError", "capture", "restore"]
 

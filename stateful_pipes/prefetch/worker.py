@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 import torch.utils.data._utils.worker as torch_worker
 
-from stateful_pipes.errors import add_note
+from stateful_pipes.caught import add_note
 from stateful_pipes.prefetch import collate
 from stateful_pipes.prefetch.channel import Message, Parcel, open_channel, pack, receive, send
 from stateful_pipes.prefetch.claims import IDLE, TAKING, Claims

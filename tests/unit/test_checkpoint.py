@@ -170,7 +170,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypat
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_full_disk_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, fault):
-    """At each write, flush, fsync and replace there is; but that of the folder comes after the new file is in its place."""
+    """At each write, flush, fsync and replace there is; that of the folder comes after the new file is in its place."""
     loader = StatefulDataLoader(range(10), batch_size=2, shuffle=True, seed=1)
     path = tmp_path / "loader.json"
     old = loader.checkpoint(path)
@@ -188,6 +188,16 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch,
             assert path.read_bytes() == old
     assert at > 0
     assert read(path) == loader.state_dict()
+
+
+def test_a_folder_that_cannot_be_synced_is_logged(tmp_path, monkeypatch, caplog):
+    path = tmp_path / "state.json"
+    write_atomically(path, b"old")
+    with failing(monkeypatch, "fsync", 1) as failed:
+        write_atomically(path, b"new")
+    assert failed()
+    assert path.read_bytes() == b"new"
+    assert f"{tmp_path} cannot be synced" in caplog.text
 
 
 def test_a_limit_of_the_file_size_leaves_the_old_file(tmp_path):

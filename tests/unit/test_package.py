@@ -60,7 +60,7 @@ PUBLIC = [
 
 # The house: each room imports only from those before it; rooms of one storey may know each other in the order given.
 STOREYS = [
-    ["errors", "integers", "naming"],
+    ["caught", "errors", "integers", "naming"],
     ["fields", "encoding", "rng"],
     ["state"],
     ["permutation"],
@@ -72,7 +72,7 @@ STOREYS = [
     ["node"],
     ["nodes"],
     ["prefetch"],
-    ["checkpoint"],
+    ["checkpoint", "sealed_file"],
     ["checkpoint_manager"],
     ["agreement"],
     ["door"],
@@ -80,6 +80,8 @@ STOREYS = [
     ["iterator"],
     ["loader"],
     ["dataset"],
+    ["training"],
+    ["testing"],
     ["cli"],
 ]
 
