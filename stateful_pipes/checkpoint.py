@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 from stateful_pipes.errors import CheckpointFileError
 
-__all__ = ["dumps", "loads", "read", "write_atomically"]
+__all__ = ["dumps", "loads", "read", "state_of", "write_atomically"]
 
 logger = logging.getLogger("stateful_pipes")
 
@@ -56,6 +56,13 @@ def read(path: str | PathLike[str]) -> dict[str, Any]:
     except CheckpointFileError as error:
         error.add_note(f"in file {os.fspath(path)}")
         raise
+
+
+def state_of(checkpoint: bytes | str | PathLike[str] | Mapping[str, Any]) -> Mapping[str, Any]:
+    """The state, however it is given: itself, as bytes, or as the path of a file."""
+    if isinstance(checkpoint, Mapping):
+        return checkpoint
+    return loads(checkpoint) if isinstance(checkpoint, bytes) else read(checkpoint)
 
 
 def write_atomically(path: str | PathLike[str], data: bytes | Callable[[BinaryIO], object]) -> None:

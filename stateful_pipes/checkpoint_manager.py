@@ -15,10 +15,10 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Final, NamedTuple, Self
 
-from stateful_pipes import sealed_file
 from stateful_pipes.checkpoint import write_atomically
 from stateful_pipes.errors import CheckpointFileError
 from stateful_pipes.integers import as_integer
+from stateful_pipes.sealed_file import read_sealed, write_sealed
 
 __all__ = ["Checkpoint", "CheckpointManager"]
 
@@ -96,7 +96,7 @@ class CheckpointManager:
             ValueError: the state holds what `torch.load(weights_only=True)` refuses, such as NumPy's numbers.
         """
         path = self._path(as_integer("step", step, 0))
-        write_atomically(path, lambda file: sealed_file.write(file, state))
+        write_atomically(path, lambda file: write_sealed(file, state))
         self._last_step, self._last_time = step, time.monotonic()
         old = [self._path(one) for one in self.steps() if one <= step][: -self.keep]
         left = [self.folder / name for name in os.listdir(self.folder) if _LEFTOVER.fullmatch(name)]
@@ -140,7 +140,7 @@ class CheckpointManager:
         steps = self.steps()
         for step in reversed(steps):
             try:
-                state = sealed_file.read(self._path(step), **load)
+                state = read_sealed(self._path(step), **load)
             except (CheckpointFileError, OSError) as error:
                 logger.warning("%s is passed over: %s", self._path(step), error)
                 continue

@@ -57,8 +57,7 @@ class StatefulPipesError(Exception):
     Args:
         detail: What happened here, in a sentence; follows the class's fixed `message`.
         node: Path of the node that it happened in.
-        expected: What would have been right.
-        found: What was there instead.
+        expected, found: What would have been right, and what was there instead.
         remedy: What to do about it.
         differences: Every entry in which a state and what should load it differ, each in a line of its own.
         message: The same as `detail`; PyTorch passes this keyword when it raises a worker's error again.
@@ -294,7 +293,8 @@ def get_error_message(code: int) -> str:
     Raises:
         ValueError: no error has this code.
     """
-    for error in (StatefulPipesError, *StatefulPipesError.__subclasses__()):
+    errors: list[type[StatefulPipesError]] = [StatefulPipesError, *StatefulPipesError.__subclasses__()]
+    for error in errors:
         if error.code == code:
             return error.message
     raise ValueError(f"no error has code {code}")

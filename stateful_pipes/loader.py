@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 from torchdata.nodes import BaseNode
 
 from stateful_pipes.agreement import check_agreement, keeping_nobody_waiting
-from stateful_pipes.checkpoint import dumps, loads, read, write_atomically
+from stateful_pipes.checkpoint import dumps, state_of, write_atomically
 from stateful_pipes.contract import walk
 from stateful_pipes.door import DatasetArguments, build, refuse_arguments
 from stateful_pipes.errors import NodeAttachedError, ResumableModeRequiredError
@@ -21,7 +21,7 @@ from stateful_pipes.iterator import LoaderIterator
 from stateful_pipes.node import Node
 from stateful_pipes.nodes.foreign import as_node
 from stateful_pipes.nodes.plain_sampler import PlainSamplerNode
-from stateful_pipes.pipeline_state import load, state_at
+from stateful_pipes.pipeline_state import check, load, state_at
 from stateful_pipes.rng import GLOBAL_GENERATORS, Rng
 from stateful_pipes.samplers import Order
 from stateful_pipes.state import LoaderState
@@ -58,14 +58,11 @@ class StatefulDataLoader(PipelineView, Generic[T_co]):
         multiprocessing_context: Start method or context; None for multiprocessing's own default.
         generator: The order's seed is drawn from it once, and all seeds if `seed` is not given. It is not used again.
         prefetch_factor: Batches ahead for each worker, on into the next epoch; 2 by default.
-        persistent_workers: Workers always live on over epochs and loads, so both values mean the same. A dataset
-            that is changed in the main process is therefore not seen by them until after `close()`.
+        persistent_workers: Both values mean the same: workers live on, and see a changed dataset only after `close()`.
         pin_memory_device: As torch's.
         in_order: Only True: a position has a meaning in order only.
-        seed: From 0 to 2**64 - 1; drawn once from torch's CPU generator if left out, and kept in the state. On several ranks it
-            has to be the same.
-        rng: The global generators under which each sample is read (see `SeededMapper`); with `()` a dataset's
-            `__getitems__` is used. A collate_fn of your own is always seeded.
+        seed: From 0 to 2**64 - 1, the same on all ranks; drawn once from torch's CPU generator if left out, kept in the state.
+        rng: Global generators for reading a sample (see `SeededMapper`). With `()` a dataset's `__getitems__` is used.
         max_skipped: How many samples may be left out in all because reading them raised (see `SeededMapper`).
         max_restarts: How often a batch is tried again because its worker died (see `ProcessPrefetcher`).
         resumable: With False any sampler and batch sampler will do, each `iter()` starts anew and ends older iterators, and
@@ -141,23 +138,24 @@ class StatefulDataLoader(PipelineView, Generic[T_co]):
             max_restarts=max_restarts,
             resumable=resumable,
         )
-        self._arguments: DatasetArguments | None = None
+        self._arguments = None if isinstance(dataset, BaseNode) else arguments
         self._root: Node[Any]
         if isinstance(dataset, BaseNode):
             refuse_arguments(arguments, in_order)
             self._root = as_node(dataset)
-        else:
-            if not in_order:
-                raise ValueError("in_order=False: a stream out of order has no position to resume at")
-            self._arguments = arguments
+        elif in_order:
             self._root = build(arguments)
+        else:
+            raise ValueError("in_order=False: a stream out of order has no position to resume at")
         self._root.attach_loader(self)
         self._resumable = resumable
         self._restored = False
         self._begun = -1  # the epoch of the last iterator, without resume
         if checkpoint is not None:
             try:
-                self.load_state_dict(self._state_of(checkpoint))
+                with keeping_nobody_waiting(self._root):
+                    state = state_of(checkpoint)
+                self.load_state_dict(state)
             except BaseException:
                 self.close()  # the caller may try an older one, over the same nodes
                 raise
@@ -210,8 +208,8 @@ class StatefulDataLoader(PipelineView, Generic[T_co]):
         A loader that torch.distributed's ranks share has to be loaded on all of them, which first compare their states.
 
         Args:
-            state_dict: What `state_dict()` returned, of a pipeline with the same nodes and arguments. Seeds are taken from it.
-                An empty mapping does nothing, as with torchdata's loader: training frameworks load one when they start afresh.
+            state_dict: Of a pipeline with the same nodes and arguments. Seeds are taken from it. An empty mapping does
+                nothing, as with torchdata's loader: training frameworks load one when they start afresh.
             allow: Arguments that may differ from the state's: "batch_size", "world_size".
 
         Raises:
@@ -219,18 +217,28 @@ class StatefulDataLoader(PipelineView, Generic[T_co]):
             StateVersionError: a newer version of the library wrote it; nothing is changed.
             ResumableModeRequiredError: the loader was made with `resumable=False`.
         """
-        self._require_resumable("load_state_dict")
-        allow = (allow,) if isinstance(allow, str) else tuple(allow)
-        unknown = [name for name in allow if name not in _ALLOWABLE]
         with keeping_nobody_waiting(self._root):
-            if unknown:
-                raise ValueError(f"allow may name {_ALLOWABLE}, got {unknown[0]!r}")
-            self._root.refuse_loader(self)
+            allow = self._allowed(allow, "load_state_dict")
         check_agreement(self._root, state_dict)
         if isinstance(state_dict, Mapping) and not state_dict:
             return
         load(self._root, state_dict, allow)
         self._restored = True
+
+    def validate_state_dict(self, state_dict: Mapping[str, Any], *, allow: Collection[str] = ()) -> None:
+        """Raises what `load_state_dict` would, but for a comparison of the ranks, and changes nothing."""
+        allow = self._allowed(allow, "validate_state_dict")
+        if state_dict or not isinstance(state_dict, Mapping):
+            check(self._root, state_dict, allow)
+
+    def _allowed(self, allow: Collection[str], method: str) -> tuple[str, ...]:
+        self._require_resumable(method)
+        names = (allow,) if isinstance(allow, str) else tuple(allow)
+        for name in names:
+            if name not in _ALLOWABLE:
+                raise ValueError(f"allow may name {_ALLOWABLE}, got {name!r}")
+        self._root.refuse_loader(self)
+        return names
 
     def checkpoint(self, path: str | PathLike[str] | None = None) -> bytes:
         """The state as JSON bytes with a checksum; with a path, written there atomically and durably as well."""
@@ -278,17 +286,9 @@ class StatefulDataLoader(PipelineView, Generic[T_co]):
             return
         self._root.close()
 
-    def _state_of(self, checkpoint: bytes | str | PathLike[str] | Mapping[str, Any]) -> Mapping[str, Any]:
-        if isinstance(checkpoint, Mapping):
-            return checkpoint
-        with keeping_nobody_waiting(self._root):
-            return loads(checkpoint) if isinstance(checkpoint, bytes) else read(checkpoint)
-
     def _require_resumable(self, what: str) -> None:
         if not self._resumable:
-            raise ResumableModeRequiredError(
-                f"{what} of a {type(self).__name__} that was made with resumable=False", remedy="Make it with resumable=True"
-            )
+            raise ResumableModeRequiredError(f"{what} of a loader with resumable=False", remedy="Make it with resumable=True")
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(f"a {type(self).__name__} cannot be copied or pickled; make one there and load the state")

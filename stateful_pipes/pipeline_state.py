@@ -12,7 +12,7 @@ from stateful_pipes.fields import Scalar, ruled
 from stateful_pipes.state import LoaderState, envelope, validate
 from stateful_pipes.ticket import Mark
 
-__all__ = ["ALLOW", "load", "state_at"]
+__all__ = ["ALLOW", "check", "load", "state_at"]
 
 ALLOW: ContextVar[Collection[str]] = ContextVar("allow", default=())
 """Reaches the nodes of this library inside foreign ones, whose reset() has no way to pass it on."""
@@ -32,6 +32,16 @@ def state_at(node: NodeContract, mark: Mark) -> LoaderState:
     return envelope(mark[0], entries)
 
 
+def check(top: NodeContract, state: Mapping[str, Any], allow: Collection[str] = ()) -> None:
+    """Raises what `load` would, and changes nothing.
+
+    Raises:
+        StateMismatchError, StateVersionError: the state does not fit.
+    """
+    with top.stream.entered():
+        _checked(top, state, allow, state_at(top, top.stream.last(top))["nodes"])
+
+
 def load(top: NodeContract, state: Mapping[str, Any], allow: Collection[str] = ()) -> int:
     """Validates a state, then adopts it and moves the stream there; returns the epoch that was under way.
 
@@ -41,15 +51,20 @@ def load(top: NodeContract, state: Mapping[str, Any], allow: Collection[str] = (
     with top.stream.entered():
         before = top.stream.last(top)
         current = state_at(top, before)["nodes"]
-        rules = {node.name: node.rules() for node in walk(top)}
-        valid = validate(state, {name: ruled(entry, rules[name]) for name, entry in current.items()}, allow)
-        saved, epoch = valid["nodes"], valid["epoch"]
-        mark = _located(top, saved)
-        if epoch != mark[0] and not (epoch == mark[0] - 1 and top.at_start(mark)):
-            wrong = Difference("", "epoch", epoch, mark[0], "the nodes stand in that epoch")
-            raise StateMismatchError(differences=(wrong,))
-        _take_over(top, saved, mark, allow, before, current)
-        return epoch
+        valid, mark = _checked(top, state, allow, current)
+        _take_over(top, valid["nodes"], mark, allow, before, current)
+        return valid["epoch"]
+
+
+def _checked(top: NodeContract, state: Mapping[str, Any], allow: Collection[str], current: _Entries) -> tuple[LoaderState, Mark]:
+    """The state, brought to this version, and its position."""
+    rules = {node.name: node.rules() for node in walk(top)}
+    valid = validate(state, {name: ruled(entry, rules[name]) for name, entry in current.items()}, allow)
+    epoch, mark = valid["epoch"], _located(top, valid["nodes"])
+    if epoch != mark[0] and not (epoch == mark[0] - 1 and top.at_start(mark)):
+        wrong = Difference("", "epoch", epoch, mark[0], "the nodes stand in that epoch")
+        raise StateMismatchError(differences=(wrong,))
+    return valid, mark
 
 
 def _take_over(top: NodeContract, saved: _Entries, mark: Mark, allow: Collection[str], before: Mark, current: _Entries) -> None:

@@ -12,14 +12,14 @@ import torch
 
 from stateful_pipes.errors import CheckpointFileError
 
-__all__ = ["read", "write"]
+__all__ = ["read_sealed", "write_sealed"]
 
 _SEAL: Final = b"\nstateful_pipes sha256 "
 _SEAL_BYTES: Final = len(_SEAL) + 64
 _CHUNK: Final = 2**20
 
 
-def write(file: BinaryIO, state: Mapping[str, Any]) -> None:
+def write_sealed(file: BinaryIO, state: Mapping[str, Any]) -> None:
     """Saves a state and seals it.
 
     Raises:
@@ -39,7 +39,7 @@ def write(file: BinaryIO, state: Mapping[str, Any]) -> None:
     file.write(_SEAL + sealing.digest.hexdigest().encode())
 
 
-def read(path: str | PathLike[str], *, unsealed: bool = False, **load: Any) -> Any:
+def read_sealed(path: str | PathLike[str], *, unsealed: bool = False, **load: Any) -> Any:
     """The state again.
 
     Args:

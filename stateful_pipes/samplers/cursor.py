@@ -159,6 +159,11 @@ class OrderCursor(Sampler[T_co]):
         entry = self.take(state_dict)
         self.place(entry["epoch"], entry["consumed"])
 
+    def validate_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Raises what `load_state_dict` would, and changes nothing."""
+        self.refuse_attached("validate_state_dict")
+        self._valid(state_dict)
+
     # What follows is for nodes, iterators and subclasses here.
 
     def place(self, epoch: int, consumed: int) -> None:
@@ -200,6 +205,12 @@ class OrderCursor(Sampler[T_co]):
 
     def take(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Validates a state and adopts its seed; returns it."""
+        entry = self._valid(state)
+        if self.seed is not None:
+            self.seed = entry["seed"]
+        return entry
+
+    def _valid(self, state: Mapping[str, Any]) -> dict[str, Any]:
         self.require_resumable("load_state_dict")
         try:
             entry = validate_entry(state, self._entry(0, 0), self.name)
@@ -209,8 +220,6 @@ class OrderCursor(Sampler[T_co]):
                 raise
             raise ResumableSamplerGeneratorError(str(first), node=self.name) from error
         self.located(entry, self.name)
-        if self.seed is not None:
-            self.seed = entry["seed"]
         return entry
 
     def _entry(self, epoch: int, consumed: int) -> dict[str, Field]:

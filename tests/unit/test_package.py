@@ -275,7 +275,7 @@ def test_an_order_knows_no_node_and_a_node_no_process():
         if room in ("node", "nodes", "stream"):
             assert rooms.isdisjoint({"prefetch", "loader", "view", "door", "checkpoint"})
         if path.name == "worker.py":
-            assert rooms <= {"errors", "prefetch", "rng", "skips", "ticket"}
+            assert rooms <= {"caught", "errors", "prefetch", "rng", "skips", "ticket"}
 
 
 def test_no_assert_for_what_a_user_gave():

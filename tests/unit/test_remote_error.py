@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from stateful_pipes import errors
+from stateful_pipes.caught import add_note
 from stateful_pipes.errors import Difference, StateMismatchError
 from stateful_pipes.prefetch.remote_error import RemoteError, capture, restore
 
@@ -179,8 +180,8 @@ def test_the_type_stays_whatever_the_text(error):
 
 def test_notes_of_an_error_that_lets_no_attribute_be_set():
     error = Frozen("x")
-    errors.add_note(error, "one")
-    errors.add_note(error, "two")
+    add_note(error, "one")
+    add_note(error, "two")
     assert passed_on(error).__notes__ == ["one", "two"]
 
 
