@@ -5,18 +5,23 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 import torch.distributed as dist
 
+from stateful_pipes.caught import brief
 from stateful_pipes.contract import NodeContract, walk
 from stateful_pipes.errors import StateMismatchError
 from stateful_pipes.fields import tally
 from stateful_pipes.nodes.dealing import DealingNode
 
-__all__ = ["check_agreement", "keeping_nobody_waiting"]
+__all__ = ["check_agreement", "failing_together", "keeping_nobody_waiting"]
+
+T = TypeVar("T")
+_SHOWN = 8
+_DAMAGED = {"state": "damaged"}
 
 
 @contextmanager
@@ -30,11 +35,6 @@ def keeping_nobody_waiting(top: NodeContract) -> Iterator[None]:
         raise
 
 
-T = TypeVar("T")
-_SHOWN = 8
-_DAMAGED = {"state": "damaged"}
-
-
 def check_agreement(top: NodeContract, state: object) -> None:
     """Compares what the ranks of the default process group are about to load; all of them have to call it.
 
@@ -46,14 +46,40 @@ def check_agreement(top: NodeContract, state: object) -> None:
     Raises:
         StateMismatchError: on all ranks alike; it names the ranks that differ from most, and the entries.
     """
-    if not (dist.is_available() and dist.is_initialized()):
-        return
-    world_size = dist.get_world_size()
-    if world_size == 1 or not any(_is_dealt(node, world_size) for node in walk(top)):
+    world_size = _sharing(top)
+    if world_size == 1:
         return
     told = json.dumps(_common(top, state, world_size), sort_keys=True)
     if len(set(_gathered(hashlib.sha256(told.encode()).digest(), world_size))) > 1:
         raise StateMismatchError(_disagreement(_gathered(told, world_size)))
+
+
+@contextmanager
+def failing_together(tops: Iterable[NodeContract]) -> Iterator[None]:
+    """Where what is inside fails on one of the ranks that share one of these pipelines, it fails on all of them.
+
+    Raises:
+        StateMismatchError: it is another rank on which it failed.
+    """
+    world_size = max((_sharing(top) for top in tops), default=1)
+    try:
+        yield
+    except Exception as error:
+        if world_size > 1:
+            _gathered(brief(error), world_size)
+        raise
+    if world_size > 1:
+        failed = [f"rank {rank}: {told}" for rank, told in enumerate(_gathered("", world_size)) if told]
+        if failed:
+            raise StateMismatchError("\n  ".join(["another rank refused its own", *failed[:_SHOWN]]))
+
+
+def _sharing(top: NodeContract) -> int:
+    """How many ranks of the default process group this pipeline is dealt out to."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return 1
+    world_size = dist.get_world_size()
+    return world_size if any(_is_dealt(node, world_size) for node in walk(top)) else 1
 
 
 def _gathered(value: T, world_size: int) -> list[T]:
