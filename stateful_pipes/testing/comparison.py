@@ -68,7 +68,8 @@ def _mismatches(expected: Any, found: Any, path: str, seen: set[tuple[int, int]]
 
 def _is_equal(expected: Any, found: Any) -> bool:
     """By `==`, unless that compares by identity."""
-    if type(expected).__eq__ is object.__eq__:
+    kind: Any = type(expected)
+    if kind.__eq__ is object.__eq__:
         return True
     try:
         return bool(expected == found)
