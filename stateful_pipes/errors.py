@@ -121,7 +121,7 @@ class StateMismatchError(StatefulPipesError):
 
 
 class StateEncodingError(StatefulPipesError):
-    """A foreign node's state holds something that JSON cannot."""
+    """A foreign node's state has something in it that cannot be written as JSON."""
 
     code = 303
     message = "A node's state cannot be written as JSON"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stateful_pipes import StatefulDataLoader
+from stateful_pipes import StatefulDataLoader, errors
 
 README = Path(__file__).parents[2] / "README.md"
 SNIPPETS = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
@@ -23,3 +23,10 @@ def test_snippet(number, tmp_path, monkeypatch):
     for value in namespace.values():
         if isinstance(value, StatefulDataLoader):
             value.close()
+
+
+def test_the_table_of_errors_is_that_of_the_classes():
+    found = [getattr(errors, name) for name in errors.__all__ if name.endswith("Error")]
+    lines = [f"| {one.code} | `{one.__name__}` | {one.__doc__.splitlines()[0].removesuffix('.')} |" for one in found]
+    table = README.read_text().partition("## Errors")[2].partition("\n## ")[0]
+    assert [line for line in table.splitlines() if line[:3].strip("| ").isdigit()] == sorted(lines)
