@@ -86,6 +86,14 @@ def mutated(draw, state):
     return state
 
 
+def refusal(check, state):
+    try:
+        check(state)
+    except StatefulPipesError as error:
+        return error
+    return None
+
+
 @pytest.mark.parametrize("kind", sorted(MAKERS))
 @settings(max_examples=EXAMPLES // 2)
 @given(data=st.data())
@@ -97,15 +105,19 @@ def test_a_mutated_state(kind, data):
     loader.load_state_dict(states[at])
     running = iter(loader)
     before = copy.deepcopy(saved)
+    told = refusal(loader.validate_state_dict, saved)
+    assert loader.state_dict() == states[at]
     try:
         loader.load_state_dict(saved)
     except StatefulPipesError as error:
         event("refused")
         assert str(error)
+        assert str(told) == str(error)
         assert loader.state_dict() == states[at]
         assert same(next(running), batches[at])
     else:
         event("accepted")
+        assert told is None
         assert same(saved, before), "a state is its owner's"
         assert min(loader.position) >= 0
         if saved:

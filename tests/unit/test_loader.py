@@ -347,6 +347,25 @@ def test_batch_size_may_differ_where_it_is_named():
         assert same([sample for batch in loader for sample in batch], whole[6:])
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_validation_changes_nothing(workers):
+    """Not the position, not what runs ahead, not an iterator; and it needs no reading to see what a load would refuse."""
+    loader = StatefulDataLoader(range(30), 3, True, seed=1, num_workers=workers)
+    expected = [batch.tolist() for batch in StatefulDataLoader(range(30), 3, True, seed=1)]
+    other = StatefulDataLoader(range(30), 5, True, seed=2).state_dict()
+    running = iter(loader)
+    found = [next(running).tolist()]
+    with pytest.raises(StateMismatchError, match="batch_size: saved 5, here 3"):
+        loader.validate_state_dict(other)
+    loader.validate_state_dict(other, allow=("batch_size",))
+    loader.validate_state_dict({})
+    with pytest.raises(StateMismatchError, match="a state is a mapping"):
+        loader.validate_state_dict([])
+    assert found + [batch.tolist() for batch in running] == expected
+    assert not loader.is_restored_from_checkpoint
+    loader.close()
+
+
 @pytest.mark.parametrize("allow", [("seed",), "length", ("batch_size", "shuffle"), ["drop_last"]])
 def test_nothing_else_can_be_allowed(allow):
     loader = make()

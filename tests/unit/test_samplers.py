@@ -8,6 +8,7 @@ import itertools
 import json
 import math
 import pickle
+import re
 import typing
 
 import numpy as np
@@ -349,7 +350,22 @@ def test_a_wrong_state_names_every_field_and_changes_nothing(changes, fields):
         assert {one.field for one in caught.value.differences} == fields
         assert {one.node for one in caught.value.differences} == {"RandomSampler"}
         assert target.state_dict() == before
+    with pytest.raises(StateMismatchError, match=re.escape(str(caught.value))):
+        sampler.validate_state_dict(state)
     assert sampler.seed == 5
+
+
+def test_validation_changes_nothing():
+    sampler, other = RandomSampler(11, seed=5), RandomSampler(11, seed=6)
+    other.advance(4)
+    sampler.validate_state_dict(other.state_dict())
+    assert sampler.state_dict() == RandomSampler(11, seed=5).state_dict()
+    with pytest.raises(ResumableSamplerGeneratorError):
+        sampler.validate_state_dict(other.state_dict() | {"seed": -1})
+    node = SamplerNode(sampler)
+    with pytest.raises(NodeAttachedError, match="validate_state_dict"):
+        sampler.validate_state_dict(other.state_dict())
+    assert list(node) == list(RandomSampler(11, seed=5))
 
 
 @pytest.mark.parametrize("seed", [-1, 2**64, None, "5", 1.0, True])
