@@ -10,12 +10,14 @@ import json
 import pathlib
 import random
 import types
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence, Set, ValuesView
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.nn.parameter import is_lazy
 
 from stateful_pipes.errors import Difference
 
@@ -25,7 +27,10 @@ Signature = dict[str, str]
 """What stands at each path, in the configuration's own order: "config.optimizer.betas[0]" -> "0.9"."""
 
 _PLAIN: Final = (bool, int, float, complex, str, bytes, type(None))
-_NAMED: Final = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, np.ufunc)
+_NAMED: Final = (
+    *(types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.MethodDescriptorType, types.WrapperDescriptorType),
+    *(types.MethodWrapperType, types.ClassMethodDescriptorType, functools._lru_cache_wrapper, np.ufunc),
+)
 _SHOWN: Final = (torch.dtype, torch.device, torch.layout, torch.memory_format, np.dtype, range, slice, torch.Size)
 _RECORDS: Final = ("__dataclass_fields__", "__attrs_attrs__", "__pydantic_fields__")
 """What classes of records have that these libraries make."""
@@ -39,29 +44,36 @@ def signature_of(value: object, path: str = "config", leave_out: frozenset[str] 
 
     Numbers and strings are compared with their types, mappings with the order of their keys, tensors and arrays by their
     content, generators by their state, functions and classes by name, records by their public attributes, and so is any
-    other object, but for the objects in it, which are compared by class.
+    other object, but for the objects in it, which are compared by class. An object without attributes is compared by its
+    `repr`, if that has no address in it.
 
     Args:
         value: The configuration: a mapping, a dataclass, a namespace...
         path: What it is called.
         leave_out: Entries of its first level that are not compared.
+
+    Raises:
+        TypeError: it is a class, a module or a function: nothing in it would be compared.
     """
+    if isinstance(value, (type, types.ModuleType, *_NAMED)):
+        raise TypeError(f"{path} must hold its entries in a mapping, a dataclass, a namespace..., got {value!r}")
     found: Signature = {}
     _Walk(frozenset(f".{name}" for name in leave_out)).describe(found, value, path)
     return found
 
 
 def differences(saved: Signature, current: Signature) -> tuple[Difference, ...]:
-    """Every path at which two signatures differ, the highest one where a whole branch is missing."""
+    """Every path at which two signatures differ; of what is there in one alone, the highest one."""
     wrong = []
-    missing: list[str] = []
+    changed: set[str] = set()
     for path in {**saved, **current}:
         if path in saved and path in current:
             if saved[path] != current[path]:
                 wrong.append(_difference(path, saved[path], current[path]))
-        elif not any(path.startswith((f"{above}.", f"{above}[")) for above in missing):
-            missing.append(path)
+                changed.add(path)
+        elif not any(path[:end] in changed for end, sign in enumerate(path) if sign in ".["):
             wrong.append(_difference(path, saved.get(path, "missing"), current.get(path, "missing")))
+            changed.add(path)
     if not wrong:
         moved = [(one, other) for one, other in zip(saved, current, strict=True) if one != other]
         wrong += [Difference("", one, "here", f"{other} in its place", "keep the order of the keys") for one, other in moved[:1]]
@@ -82,6 +94,9 @@ class _Walk:
         self.above: list[int] = []
 
     def describe(self, found: Signature, value: Any, path: str, in_object: bool = False) -> None:
+        if type(value) in _PLAIN:
+            found[path] = _shortened(repr(value))
+            return
         if id(value) in self.above:
             found[path] = f"the one {len(self.above) - self.above.index(id(value))} levels above"
             return
@@ -90,57 +105,86 @@ class _Walk:
         if inner is None:  # what such an object refers to may be anything, and endless: it is seen by its class
             inner = () if in_object else _attributes(value)
         self.above.append(id(value))
-        below: Signature = {}
-        count = 0
+        below: list[Signature] = []  # of each
         for step, item in inner:
             if len(self.above) > 1 or step not in self.leave_out:
-                self.describe(below, item, f"{path}{step}", in_object or is_object)
-                count += 1
+                below.append({})
+                self.describe(below[-1], item, f"{path}{step}", in_object or is_object)
         self.above.pop()
-        if isinstance(value, Set):
-            found[path] = f"{text} {_digest(sorted(below.values()))}"
-        elif count > _LONGEST and isinstance(value, Sequence):
-            found[path] = f"{text} of {count} {_digest(list(below.values()))}"
+        if isinstance(value, Set):  # in any order
+            found[path] = f"{text} {_digest(sorted(map(_digest, below)))}"
+        elif len(below) > _LONGEST and isinstance(value, (Sequence, ValuesView, np.ndarray)):
+            found[path] = f"{text} of {len(below)} {_digest(below)}"
         else:
-            found[path] = text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]}... {_digest(text)}"
-            found.update(below)
+            found[path] = _shortened(text)
+            for one in below:
+                found.update(one)
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]}... {_digest(text)}"
 
 
 def _parts(value: Any) -> tuple[str, Iterable[tuple[str, Any]] | None]:
     """A value's own text, and the values within it, each with its step of the path; None if it is an object of any class."""
     kind = type(value)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    if kind in _PLAIN or isinstance(value, _SHOWN):
+    if isinstance(value, _SHOWN):
         return repr(value), ()
     if isinstance(value, enum.Enum):
-        return f"{name}.{value.name}", ()
+        return f"{name}.{value.name or value.value!r}", ()
     if isinstance(value, np.generic):
         return f"{value.dtype} {value.item()!r}", ()
     if isinstance(value, _PLAIN):
-        return f"{name} {value!r}", ()
+        plain: Any = next(one for one in _PLAIN if isinstance(value, one))
+        return f"{name} {plain.__repr__(value)}", ()  # a subclass may show all its values alike
     if isinstance(value, pathlib.PurePath):
         return f"path {str(value)!r}", ()
     if isinstance(value, types.ModuleType):
         return f"module {value.__name__}", ()
+    if isinstance(value, type):
+        return f"class {value.__module__}.{value.__qualname__}", ()
     if isinstance(value, _NAMED):
-        return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', repr(value))}", ()
+        return f"function {getattr(value, '__module__', '')}.{getattr(value, '__qualname__', repr(value))}", ()
+    if isinstance(value, np.ndarray) and value.dtype.hasobject:
+        return f"array {value.dtype} {value.shape}", _numbered(value.ravel().tolist())
     if isinstance(value, (torch.Tensor, np.ndarray)):
         return _content(value), ()
     if (state := _generator_state(value)) is not None:
         return f"{_GENERATOR}{_digest(state)}", ()
     if isinstance(value, functools.partial):
         return "partial", ((".func", value.func), (".args", value.args), (".keywords", value.keywords))
-    if isinstance(value, Mapping):
-        return "mapping", ((_step(key), item) for key, item in value.items())
-    if isinstance(value, (Sequence, Set)):
-        text = "list" if isinstance(value, list) else "tuple" if isinstance(value, tuple) else name
-        return text, ((f"[{index}]", item) for index, item in enumerate(value))
-    is_record = isinstance(value, (types.SimpleNamespace, argparse.Namespace)) or any(hasattr(kind, one) for one in _RECORDS)
-    return name, _attributes(value) if is_record else None
+    if isinstance(value, Mapping) or all(hasattr(kind, one) for one in ("keys", "items", "__getitem__")):
+        return "mapping", _items(value)
+    if isinstance(value, Set):
+        return name, (("", item) for item in value)
+    if isinstance(value, (Sequence, ValuesView)):
+        return "list" if isinstance(value, list) else "tuple" if isinstance(value, tuple) else name, _numbered(value)
+    if isinstance(value, (types.SimpleNamespace, argparse.Namespace)) or any(hasattr(kind, one) for one in _RECORDS):
+        return name, _attributes(value)
+    if not hasattr(value, "__dict__") and "0x" not in (shown := repr(value)):
+        return f"{name} {shown}", None
+    return name, None
+
+
+def _numbered(items: Iterable[Any]) -> Iterable[tuple[str, Any]]:
+    return ((f"[{index}]", item) for index, item in enumerate(items))
+
+
+def _items(value: Any) -> Iterable[tuple[str, Any]]:
+    times: Counter[str] = Counter()  # of a step: keys may be told apart by their addresses alone
+    for key, item in value.items():
+        step = _step(key)
+        times[step] += 1
+        yield step if times[step] == 1 else f"{step[:-1]} #{times[step]}]", item
 
 
 def _step(key: object) -> str:
-    return f".{key}" if isinstance(key, str) and key.isidentifier() else f"[{_parts(key)[0]}]"
+    if type(key) is str and key.isidentifier():
+        return f".{key}"
+    found: Signature = {}
+    _Walk(frozenset()).describe(found, key, "")
+    return f"[{found['']}]" if len(found) == 1 else f"[{found['']} {_digest(found)}]"
 
 
 def _attributes(value: object) -> Iterable[tuple[str, Any]]:
@@ -149,16 +193,18 @@ def _attributes(value: object) -> Iterable[tuple[str, Any]]:
     for kind in type(value).__mro__:
         slots = kind.__dict__.get("__slots__", ())
         names += [slots] if isinstance(slots, str) else slots
-    return ((f".{name}", getattr(value, name)) for name in names if not name.startswith("_") and hasattr(value, name))
+    return ((_step(name), getattr(value, name)) for name in names if not name.startswith("_") and hasattr(value, name))
 
 
 def _content(value: torch.Tensor | npt.NDArray[Any]) -> str:
-    if isinstance(value, torch.Tensor):
-        dense = value.detach().cpu().to_dense() if value.layout is not torch.strided else value.detach().cpu()
-        data: Any = dense.resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
-        return f"tensor {value.dtype} {tuple(value.shape)} {_digest(data)}"
-    data = value.tolist() if value.dtype.hasobject else np.ascontiguousarray(value).tobytes()
-    return f"array {value.dtype} {value.shape} {_digest(data)}"
+    if isinstance(value, np.ndarray):
+        return f"array {value.dtype} {value.shape} {_digest(np.ascontiguousarray(value).tobytes())}"
+    if value.device.type == "meta" or is_lazy(value):
+        return f"tensor {value.dtype} {'' if is_lazy(value) else tuple(value.shape)} without memory"
+    dense = value.detach().cpu()
+    dense = dense.to_dense() if dense.layout is not torch.strided else dense
+    dense = dense.dequantize() if dense.is_quantized else dense.resolve_conj().resolve_neg()
+    return f"tensor {value.dtype} {tuple(value.shape)} {_digest(dense.contiguous().view(-1).view(torch.uint8).numpy().tobytes())}"
 
 
 def _generator_state(value: object) -> object | None:

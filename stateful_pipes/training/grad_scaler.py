@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
+from numbers import Integral, Real
 from typing import Any, Final
 
 import torch
 
 __all__ = ["restore_grad_scaler_state"]
 
-_ENTRIES: Final = frozenset({"scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker"})
+_ENTRIES: Final[Mapping[str, tuple[type, float, float]]] = {
+    "scale": (Real, 0, torch.finfo(torch.float32).max),
+    "growth_factor": (Real, 0, sys.float_info.max),
+    "backoff_factor": (Real, 0, sys.float_info.max),
+    "growth_interval": (Integral, -(2**63), 2**63 - 1),
+    "_growth_tracker": (Integral, 0, 2**31 - 1),
+}
+"""Of what type they are, and from what to what."""
 
 
 def restore_grad_scaler_state(
@@ -23,18 +32,29 @@ def restore_grad_scaler_state(
 
     Args:
         scaler: Of torch.amp.
-        state: Its `state_dict()`: empty if it is not enabled.
+        state: Its `state_dict()`: empty if, and only if, it is not enabled.
         optimizers: All that it steps.
 
     Raises:
         ValueError: the state is not such a scaler's; nothing is changed.
     """
     optimizers = list(optimizers)
-    expected = _ENTRIES if scaler.is_enabled() else frozenset()
-    if not isinstance(state, Mapping) or not expected <= set(state):
-        raise ValueError(f"the state of a GradScaler must have the entries {sorted(expected)}, got {state!r:.200}")
+    _check(state, scaler.is_enabled())
     scaler.load_state_dict(dict(state))
-    scaler._per_optimizer_states.clear()
+    if scaler.is_enabled():  # else it has no records
+        scaler._per_optimizer_states.clear()
     for optimizer in optimizers:
         vars(optimizer).pop("grad_scale", None)
         vars(optimizer).pop("found_inf", None)
+
+
+def _check(state: Any, is_enabled: bool) -> None:
+    """`load_state_dict` sets what it can before it comes upon an entry that it cannot."""
+    expected = _ENTRIES if is_enabled else {}
+    if not isinstance(state, Mapping) or not expected.keys() <= state.keys() or (state and not expected):
+        raise ValueError(f"the state of a GradScaler must have the entries {sorted(expected)}, got {state!r:.200}")
+    for name, (kind, least, most) in expected.items():
+        value = state[name]
+        is_kind = isinstance(value, kind) and not isinstance(value, bool)
+        if not (is_kind and least <= value <= most):
+            raise ValueError(f"the state of a GradScaler has {name} {value!r:.200}")

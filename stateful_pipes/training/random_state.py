@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Mapping
 from typing import Any, Final, NotRequired, TypedDict
@@ -77,7 +78,8 @@ def random_state(device: torch.device | str | None = None) -> RandomState:
     Size: 15 KB. Cost: 0.1 ms.
 
     Raises:
-        ValueError: another kind of device, or NumPy's global generator is not the MT19937 that it is by default.
+        ValueError: another kind of device, or one that is not there, or NumPy's global generator is not the MT19937 that it is
+            by default.
 
     >>> state = random_state()
     >>> drawn = random.random(), np.random.random(), torch.rand(()).item()
@@ -85,13 +87,11 @@ def random_state(device: torch.device | str | None = None) -> RandomState:
     >>> drawn == (random.random(), np.random.random(), torch.rand(()).item())
     True
     """
-    cuda = check_device(device)
+    cuda = _available(device)
     version, words, gauss = random.getstate()
-    numpy: Any = np.random.get_state(legacy=False)
-    if numpy["bit_generator"] != "MT19937":
-        raise ValueError(f"NumPy's global generator is a {numpy['bit_generator']}; only MT19937 can be saved")
+    numpy = _numpy_state()
     state: RandomState = {
-        "python": {"version": version, "words": torch.tensor(words), "gauss": gauss},
+        "python": {"version": version, "words": torch.tensor(words, device="cpu"), "gauss": gauss},
         "numpy": {
             "words": torch.from_numpy(numpy["state"]["key"].astype(np.int64)),
             "position": int(numpy["state"]["pos"]),
@@ -126,7 +126,8 @@ def restore_random_state(state: RandomState, device: torch.device | str | None =
 
 def check_random_state(state: Any, device: torch.device | str | None = None) -> None:
     """Raises what `restore_random_state` would; sets nothing but generators of its own."""
-    cuda = check_device(device)
+    cuda = _available(device)
+    _numpy_state()
     fields = {"python", "numpy", "torch"} | (set() if cuda is None else {"cuda"})
     _check_keys("a random state", state, fields)
     try:
@@ -149,21 +150,45 @@ def check_device(device: torch.device | str | None) -> torch.device | None:
     return found if found.type == "cuda" else None
 
 
+def _available(device: torch.device | str | None) -> torch.device | None:
+    cuda = check_device(device)
+    if cuda is not None and not torch.cuda.is_available():
+        raise ValueError(f"device {cuda} is not available")
+    return cuda
+
+
+def _numpy_state() -> Any:
+    state: Any = np.random.get_state(legacy=False)
+    if state["bit_generator"] != "MT19937":
+        raise ValueError(f"NumPy's global generator is a {state['bit_generator']}; only MT19937 can be saved and restored")
+    return state
+
+
 def _python(state: PythonState) -> tuple[int, tuple[int, ...], float | None]:
     _check_keys("Python's random state", state, PythonState.__annotations__.keys())
     words = _words("Python's random state", state["words"], _MT19937 + 1)
-    gauss = state["gauss"]
-    return state["version"], tuple(words.tolist()), gauss if gauss is None else float(gauss)
+    version, gauss = state["version"], state["gauss"]
+    # Python takes older versions, converts their words, and gives out whatever the second number is.
+    is_own = type(version) is int and version == random.Random.VERSION
+    if not is_own or not (gauss is None or _is_number(gauss)):
+        raise ValueError(f"Python's random state has version {version!r} and gauss {gauss!r}")
+    return version, tuple(words.tolist()), gauss
 
 
 def _numpy(state: NumpyState) -> tuple[str, Any, int, int, float]:
     _check_keys("NumPy's random state", state, NumpyState.__annotations__.keys())
     words = _words("NumPy's random state", state["words"], _MT19937)
-    position, has_gauss = state["position"], state["has_gauss"]
+    position, has_gauss, gauss = state["position"], state["has_gauss"], state["gauss"]
     # NumPy believes these, and reads beyond the words.
     if not (type(position) is int and 0 <= position <= _MT19937 and type(has_gauss) is int and has_gauss in (0, 1)):
         raise ValueError(f"NumPy's random state has position {position!r} and has_gauss {has_gauss!r}")
-    return "MT19937", words.numpy().astype(np.uint32), position, has_gauss, float(state["gauss"])
+    if not _is_number(gauss):
+        raise ValueError(f"NumPy's random state has gauss {gauss!r}")
+    return "MT19937", words.numpy().astype(np.uint32), position, has_gauss, gauss
+
+
+def _is_number(gauss: object) -> bool:
+    return type(gauss) is float and math.isfinite(gauss)
 
 
 def _words(what: str, words: object, count: int) -> torch.Tensor:
@@ -171,6 +196,8 @@ def _words(what: str, words: object, count: int) -> torch.Tensor:
         raise ValueError(f"{what} must have {count} words as an int64 tensor")
     if not bool(((words >= 0) & (words < 2**32)).all()):
         raise ValueError(f"{what} has words of more than 32 bits")
+    if not bool(words[:_MT19937].any()):
+        raise ValueError(f"{what} has only words of 0, from which it would draw nothing else")
     return words.cpu()
 
 
