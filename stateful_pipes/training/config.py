@@ -36,6 +36,8 @@ _RECORDS: Final = ("__dataclass_fields__", "__attrs_attrs__", "__pydantic_fields
 """What classes of records have that these libraries make."""
 _LONGEST: Final = 200
 """A longer text, or a sequence of more items, is held as a hash."""
+_DEEPEST: Final = 4
+"""Objects of any class, one within the other, whose attributes are compared."""
 _GENERATOR: Final = "generator in state "
 
 
@@ -43,9 +45,9 @@ def signature_of(value: object, path: str = "config", leave_out: frozenset[str] 
     """What a configuration holds, at all its depths.
 
     Numbers and strings are compared with their types, mappings with the order of their keys, tensors and arrays by their
-    content, generators by their state, functions and classes by name, records by their public attributes, and so is any
-    other object, but for the objects in it, which are compared by class. An object without attributes is compared by its
-    `repr`, if that has no address in it.
+    content, generators by their state, functions and classes by name, records by their public attributes, and so are other
+    objects, but those that lie deeper than in the fourth, which are compared by class. An object without attributes is
+    compared by its `repr`, if that has no address in it.
 
     Args:
         value: The configuration: a mapping, a dataclass, a namespace...
@@ -93,7 +95,7 @@ class _Walk:
         self.leave_out = leave_out  # steps of the first level
         self.above: list[int] = []
 
-    def describe(self, found: Signature, value: Any, path: str, in_object: bool = False) -> None:
+    def describe(self, found: Signature, value: Any, path: str, objects: int = 0) -> None:
         if type(value) in _PLAIN:
             found[path] = _shortened(repr(value))
             return
@@ -101,15 +103,15 @@ class _Walk:
             found[path] = f"the one {len(self.above) - self.above.index(id(value))} levels above"
             return
         text, inner = _parts(value)
-        is_object = inner is None
-        if inner is None:  # what such an object refers to may be anything, and endless: it is seen by its class
-            inner = () if in_object else _attributes(value)
+        if inner is None:  # what such an object refers to may be anything: far down it is seen by its class alone
+            objects += 1
+            inner = _attributes(value) if objects <= _DEEPEST else ()
         self.above.append(id(value))
         below: list[Signature] = []  # of each
         for step, item in inner:
             if len(self.above) > 1 or step not in self.leave_out:
                 below.append({})
-                self.describe(below[-1], item, f"{path}{step}", in_object or is_object)
+                self.describe(below[-1], item, f"{path}{step}", objects)
         self.above.pop()
         if isinstance(value, Set):  # in any order
             found[path] = f"{text} {_digest(sorted(map(_digest, below)))}"
@@ -187,13 +189,18 @@ def _step(key: object) -> str:
     return f"[{found['']}]" if len(found) == 1 else f"[{found['']} {_digest(found)}]"
 
 
-def _attributes(value: object) -> Iterable[tuple[str, Any]]:
-    """The public ones."""
+def _attributes(value: Any) -> Iterable[tuple[str, Any]]:
+    """The public ones, those of its class among them; of a module of torch those below it, too, but no weights."""
     names = list(getattr(value, "__dict__", ()))
     for kind in type(value).__mro__:
         slots = kind.__dict__.get("__slots__", ())
         names += [slots] if isinstance(slots, str) else slots
-    return ((_step(name), getattr(value, name)) for name in names if not name.startswith("_") and hasattr(value, name))
+        names += [name for name, one in kind.__dict__.items() if not callable(one) and not hasattr(one, "__get__")]
+    for name in dict.fromkeys(names):
+        if not name.startswith("_") and hasattr(value, name):
+            yield _step(name), getattr(value, name)
+    if isinstance(value, torch.nn.Module):
+        yield from ((_step(name), child) for name, child in value.named_children())
 
 
 def _content(value: torch.Tensor | npt.NDArray[Any]) -> str:

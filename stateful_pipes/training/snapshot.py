@@ -23,8 +23,8 @@ def cpu_state(value: T) -> T:
     Dicts, lists, deques, tuples, named tuples and their subclasses are gone through, with the attributes of their own that they
     have, as the `_metadata` of a module's `state_dict()`. Tensors keep their dtype, shape, strides, class, attributes and
     `requires_grad`, but no graph and no gradient; those that shared memory share it in the copy, and what stood at several
-    places is one thing again. Everything else is deep-copied, which leaves a tensor in an object of another class on its
-    device, and fails where that has a graph.
+    places is one thing again. Everything else is deep-copied, its attributes that are tensors like these; one that lies
+    deeper in it stays on its device, and may not have a graph.
 
     Cost: one copy of each storage, whole, even of one that only a small view refers to.
 
@@ -61,6 +61,9 @@ class _Snapshot:
                 return self._container(value)
             if isinstance(value, tuple) and kind is not torch.Size:
                 return self._tuple(value)
+        for attribute in getattr(value, "__dict__", {}).values():
+            if isinstance(attribute, torch.Tensor):
+                self.copy(attribute)  # where deepcopy finds it
         return copy.deepcopy(value, self._memo)
 
     def _container(self, value: Any) -> Any:

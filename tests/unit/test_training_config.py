@@ -68,6 +68,15 @@ class Plain:
         vars(self).update(attributes)
 
 
+def nested(depth, value):
+    return Plain(a=nested(depth - 1, value)) if depth > 1 else Plain(b=value)
+
+
+def Defaults(value):
+    """Another class each time, of one name."""
+    return type("Defaults", (), {"rate": value, "ignored": print})
+
+
 class Empty:
     pass
 
@@ -121,6 +130,11 @@ def paths(saved, current):
 
 # No two of these are the same configuration.
 APART = [
+    (Plain(a=Plain(b=1)), Plain(a=Plain(b=2))),
+    (nested(4, 1), nested(4, 2)),
+    (Defaults(1)(), Defaults(2)()),
+    (torch.nn.Sequential(torch.nn.Dropout(0.1)), torch.nn.Sequential(torch.nn.Dropout(0.2))),
+    (torch.nn.Linear(2, 3), torch.nn.Linear(2, 4)),
     *(None, True, False, 1, 1.0, 0, 0.0, -0.0, 1j, "1", b"1", "None", "nan", float("nan"), float("inf"), 2**70, "", b""),
     *([], (), {}, set(), frozenset(), [1], (1,), {1}, frozenset({1}), {"a": 1}, {1: 1}, [True], [1.0], [[1]], [(1,)], [1, 1]),
     *({"a": {"b": 1}}, {"a.b": 1}, {"a": 1, "b": 1}, {"b": 1, "a": 1}, {"a[0]": 1}, {"a": [1]}, {"a": {0: 1}}, {"a": {"0": 1}}),
@@ -253,7 +267,8 @@ LIKE = [
     (types.SimpleNamespace(a=object()), types.SimpleNamespace(a=object())),
     (operator.itemgetter(object()), operator.itemgetter(object())),
     ({"a": object()}.values(), {"a": object()}.values()),
-    (Plain(a=Plain(b=1)), Plain(a=Plain(b=2))),  # objects in an object, by class
+    (nested(5, 1), nested(5, 2)),  # an object that deep, by class
+    (torch.nn.Linear(2, 3), torch.nn.Linear(2, 3)),  # weights are not the configuration's
 ]
 
 
@@ -526,10 +541,22 @@ def test_objects_in_objects_end():
         def next(self):
             raise AssertionError("not an attribute")
 
-    first = Chained()
-    first.other = [Chained()]
-    first.other[0].other = first
-    assert list(signature_of(first)) == ["config", "config.public", "config.other", "config.other[0]"]
+    first, last = Chained(), Chained()
+    first.other = [last]
+    last.other = first
+    found = signature_of(first)
+    assert list(found) == [
+        "config",
+        "config.public",
+        "config.other",
+        *(f"config.other[0]{end}" for end in ("", ".public", ".other")),
+    ]
+    assert found["config.other[0].other"] == "the one 3 levels above"
+    for _ in range(5):
+        last.other = Chained()
+        last = last.other
+    deepest = "config.other[0].other.other.other"
+    assert [path for path in signature_of(first) if path.startswith(deepest)] == [deepest]
 
 
 @pytest.mark.parametrize("value", [Empty, os, function, len, Plain.__init__], ids=lambda one: one.__name__)

@@ -462,9 +462,15 @@ def test_a_graph_is_let_go_of():
     assert made.tolist() == [2]
 
 
-def test_a_tensor_in_an_object_may_have_no_graph():
+def test_a_tensor_in_an_object_may_have_a_graph():
+    computed = torch.ones(1, requires_grad=True) * 2
+    record, again = cpu_state([Record(computed), computed])
+    (found,) = [one for one in vars(record).values() if isinstance(one, torch.Tensor)]
+    assert found is again
+    assert found.is_leaf
+    assert found.tolist() == [2]
     with pytest.raises(RuntimeError, match="leaves"):
-        cpu_state(Record(torch.ones(1, requires_grad=True) * 2))
+        cpu_state(Record({"deeper": computed}))
 
 
 @pytest.mark.parametrize("kind", [Quiet, Loud])
