@@ -149,9 +149,14 @@ class _Run(Generic[T]):
         raise AssertionError("a paused trainer must refuse a step with TrainingPausedError, it took one")
 
     def move_generators(self) -> None:
-        """To where no training comes: a draw might lead to the very state that is to be restored."""
+        """To where no training comes: a draw might lead to the very state that is to be restored.
+
+        Python's and NumPy's have a second Gaussian to give there, which a resume has to take from them.
+        """
         random.seed(_ELSEWHERE)
+        random.gauss(0, 1)
         np.random.seed(_ELSEWHERE)
+        np.random.standard_normal()
         torch.default_generator.manual_seed(_ELSEWHERE)
         if torch.device(self.device).type == "cuda":
             with torch.cuda.device(self.device):
@@ -166,10 +171,11 @@ def _compare(where: str, expected: dict[str, Any], found: dict[str, Any]) -> Non
 
 
 def _close(trainer: Any) -> None:
-    loaders: Any = ()
-    with suppress(Exception):  # a trainer without this hook, or with one that has failed
+    closing = [trainer]
+    with suppress(Exception):  # a trainer without this hook, or with one that fails
         loaders = trainer._resume_loaders()
+        closing += loaders.values() if isinstance(loaders, Mapping) else loaders
     with ExitStack() as stack:
-        for one in [*(loaders.values() if isinstance(loaders, Mapping) else loaders), trainer]:
+        for one in reversed(closing):
             if hasattr(one, "close"):
                 stack.callback(one.close)
