@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import secrets
+import stat
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from os import PathLike
@@ -18,6 +19,8 @@ from stateful_pipes.errors import CheckpointFileError
 __all__ = ["dumps", "loads", "read", "state_of", "write_atomically"]
 
 logger = logging.getLogger("stateful_pipes")
+_LONGEST_NAME = 255
+"""Bytes, on all file systems in common use."""
 
 
 def dumps(state: Mapping[str, Any]) -> bytes:
@@ -79,10 +82,14 @@ def write_atomically(path: str | PathLike[str], data: bytes | Callable[[BinaryIO
         OSError: the disk is full, the folder cannot be written to...; the old content is still there.
     """
     target = Path(os.path.realpath(path))  # of a link, where it leads
-    name = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
-    # "x" and not tempfile.mkstemp, whose files are for their owner alone.
+    # As much of the name as leaves room for the token, which is its own guard against other writers.
+    beginning = os.fsdecode(os.fsencode(target.name)[: _LONGEST_NAME - 18])
+    name = target.with_name(f".{beginning}.{secrets.token_hex(8)}")
+    # "x" and not tempfile.mkstemp, whose files are for their owner alone; those that the old file is for may read the new one.
     try:
         with open(name, "xb") as file:
+            with suppress(OSError):
+                os.chmod(name, stat.S_IMODE(os.stat(target).st_mode))
             if callable(data):
                 data(file)
             else:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import io
+import os
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from os import PathLike
-from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 import torch
@@ -24,18 +26,21 @@ def write_sealed(file: BinaryIO, state: Mapping[str, Any]) -> None:
 
     Raises:
         OSError: it could not be written.
-        ValueError: the state holds what `torch.load(weights_only=True)` refuses; torch's `add_safe_globals` admits it.
+        ValueError: the state holds what `torch.load(weights_only=True)` refuses; it names the place.
     """
     sealing = _Sealing(file)
     try:
         torch.save(state, sealing)  # type: ignore[arg-type]  # it needs no more than this
-    except RuntimeError:
+        file.flush()
+        refused = torch.serialization.get_unsafe_globals_in_checkpoint(file.name)
+    except Exception as error:
         if sealing.error is not None:  # which torch has met with an error of its own
             raise sealing.error from None
-        raise
-    file.flush()
-    if refused := torch.serialization.get_unsafe_globals_in_checkpoint(file.name):
-        raise ValueError(f"torch.load(weights_only=True) would refuse this state: it holds {', '.join(refused)}")
+        if isinstance(error, OSError):
+            raise
+        raise ValueError(f"this state cannot be saved: {_culprit(state) or error}") from error
+    if refused:
+        raise ValueError(f"torch.load(weights_only=True) would refuse this state: {_culprit(state) or ', '.join(refused)}")
     file.write(_SEAL + sealing.digest.hexdigest().encode())
 
 
@@ -52,16 +57,42 @@ def read_sealed(path: str | PathLike[str], *, unsealed: bool = False, **load: An
         CheckpointFileError: it is damaged.
         Exception: what `torch.load` raises for one that is whole, such as a device that is not there.
     """
-    size = Path(path).stat().st_size - _SEAL_BYTES
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
+    remedy = "Go back to an older checkpoint"
+    with open(path, "rb") as file:  # once: another may take its place meanwhile
+        size = os.fstat(file.fileno()).st_size - _SEAL_BYTES
+        digest = hashlib.sha256()
         for chunk in _chunks(file, size):
             digest.update(chunk)
         seal = file.read()
-    is_sealed = seal.startswith(_SEAL) or not unsealed
-    if is_sealed and seal != _SEAL + digest.hexdigest().encode():
-        raise CheckpointFileError("the checksum does not fit the content", remedy="Go back to an older checkpoint")
-    return torch.load(path, **{**load, "weights_only": True})
+        is_sealed = seal.startswith(_SEAL) or not unsealed
+        if is_sealed and seal != _SEAL + digest.hexdigest().encode():
+            raise CheckpointFileError("the checksum does not fit the content", remedy=remedy)
+        file.seek(0)
+        try:
+            return torch.load(path if load.get("mmap") else file, **{**load, "weights_only": True})
+        except OSError as error:  # a seek to where nothing is
+            raise CheckpointFileError(f"torch cannot read it: {error}", remedy=remedy) from error
+
+
+def _culprit(state: Any, path: str = "state") -> str:
+    """The first part that torch.load(weights_only=True) refuses, with its path; empty if each is taken on its own."""
+    kind = type(state)
+    if kind is torch.Tensor:
+        return ""
+    if kind in (dict, OrderedDict):
+        inner = [(f"{path}[{key!r}]", one) for key, one in state.items()] + [(f"a key of {path}", one) for one in state]
+    elif kind in (list, tuple):
+        inner = [(f"{path}[{number}]", one) for number, one in enumerate(state)]
+    else:
+        try:
+            file = io.BytesIO()
+            torch.save(state, file)
+            file.seek(0)
+            torch.load(file, weights_only=True)
+        except Exception:
+            return f"{path} is a {kind.__module__}.{kind.__qualname__}"
+        return ""
+    return next((found for place, one in inner if (found := _culprit(one, place))), "")
 
 
 class _Sealing:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping
 from os import PathLike
 from typing import Any, Final, TypedDict, cast
 
 import torch
 
+from stateful_pipes.caught import brief
 from stateful_pipes.checkpoint import write_atomically
 from stateful_pipes.errors import (
     CheckpointFileError,
@@ -117,14 +120,16 @@ def read(path: str | PathLike[str]) -> TrainingState:
         TrainingResumeCheckpointFormatError: it is not such a file, or it is damaged.
         TrainingResumeVersionMismatchError: a newer version of this library wrote it.
     """
+    path = os.fspath(path)
     try:
         whole = read_sealed(path, unsealed=True, map_location="cpu")
     except (OSError, MemoryError):
         raise
     except CheckpointFileError as error:
         raise TrainingResumeCheckpointFormatError(error.detail, remedy=error.remedy) from error
-    except Exception as error:  # whatever torch and pickle make of other bytes
-        raise TrainingResumeCheckpointFormatError(f"torch.load(weights_only=True) failed: {error}") from error
+    except Exception as error:  # whatever torch and pickle make of other bytes; torch's advice is to run the code in the file
+        told = re.search(r"Unpickler error: ([^\n]*)", str(error))
+        raise TrainingResumeCheckpointFormatError(told[1] if told else brief(error)) from error
     state = whole.get(TRAINING_STATE) if isinstance(whole, Mapping) else None
     if not isinstance(state, Mapping) or state.get("format") != _FORMAT:
         raise TrainingResumeCheckpointFormatError(
@@ -137,7 +142,7 @@ def read(path: str | PathLike[str]) -> TrainingState:
         )
     wrong = [name for name, kind in _FIELDS.items() if name not in state or not isinstance(state[name], kind)]
     wrong += [name for name in ("config", "amp") if name not in wrong and not _is_signature(state[name])]
-    if version != _FORMAT_VERSION or wrong:
+    if type(version) is not int or version != _FORMAT_VERSION or wrong:
         raise TrainingResumeCheckpointFormatError(f"damaged entries in the resume part: {', '.join(wrong) or 'format_version'}")
     return cast(TrainingState, state)
 

@@ -190,6 +190,20 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch,
     assert read(path) == loader.state_dict()
 
 
+def test_the_new_file_is_for_those_that_the_old_one_was_for(tmp_path):
+    path = tmp_path / "state.json"
+    write_atomically(path, b"old")
+    os.chmod(path, 0o640)
+    write_atomically(path, b"new")
+    assert os.stat(path).st_mode & 0o777 == 0o640
+
+
+@pytest.mark.parametrize("name", ["a" * 255, "ü" * 127])
+def test_a_name_as_long_as_it_may_be(tmp_path, name):
+    write_atomically(tmp_path / name, b"new")
+    assert os.listdir(tmp_path) == [name]
+
+
 def test_a_folder_that_cannot_be_synced_is_logged(tmp_path, monkeypatch, caplog):
     path = tmp_path / "state.json"
     write_atomically(path, b"old")
