@@ -211,7 +211,9 @@ def _content(value: torch.Tensor | npt.NDArray[Any]) -> str:
     dense = value.detach().cpu()
     dense = dense.to_dense() if dense.layout is not torch.strided else dense
     dense = dense.dequantize() if dense.is_quantized else dense.resolve_conj().resolve_neg()
-    return f"tensor {value.dtype} {tuple(value.shape)} {_digest(dense.contiguous().view(-1).view(torch.uint8).numpy().tobytes())}"
+    # Cloned, since a single element is contiguous whatever its stride, and cannot be seen as bytes then.
+    plain = dense.clone(memory_format=torch.contiguous_format).view(-1).view(torch.uint8)
+    return f"tensor {value.dtype} {tuple(value.shape)} {_digest(plain.numpy().tobytes())}"
 
 
 def _generator_state(value: object) -> object | None:

@@ -267,6 +267,7 @@ LIKE = [
     (types.SimpleNamespace(a=object()), types.SimpleNamespace(a=object())),
     (operator.itemgetter(object()), operator.itemgetter(object())),
     ({"a": object()}.values(), {"a": object()}.values()),
+    (torch.tensor([1 + 2j]).imag, torch.tensor([2.0])),
     (nested(5, 1), nested(5, 2)),  # an object that deep, by class
     (torch.nn.Linear(2, 3), torch.nn.Linear(2, 3)),  # weights are not the configuration's
 ]
