@@ -18,7 +18,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 GATE: Final = "_training_gate"
-_RETURNS_EARLY: Final = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+_RETURNS_EARLY: Final = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
 
 
 class Gate:
@@ -111,7 +111,8 @@ class Gate:
             raise TrainingStepIncompleteError(f"{what} was called within a step")
 
     def __reduce__(self) -> Any:
-        return Gate, ()  # a copied trainer has a lock of its own
+        standing = {name: value for name, value in vars(self).items() if name not in ("_lock", "_depth")}
+        return Gate, (), standing  # a copied trainer stands where this one does, with a lock of its own
 
 
 def training_step(method: Callable[Concatenate[T, P], R]) -> Callable[Concatenate[T, P], R]:
@@ -158,4 +159,6 @@ def _guarded(
 
 
 def _is_plain(method: object) -> bool:
-    return inspect.isfunction(method) and not _RETURNS_EARLY & inspect.unwrap(method).__code__.co_flags
+    if not inspect.isfunction(method):
+        return False
+    return not any(returns_early(one) for one in (method, inspect.unwrap(method)) for returns_early in _RETURNS_EARLY)

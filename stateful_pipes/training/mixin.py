@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from os import PathLike
 from typing import Any, Final, Protocol
 
@@ -120,6 +121,7 @@ class TrainingResumeMixin:
             TrainingPausedError: it is paused already.
             TrainingResumeIncompleteError: a resume failed halfway.
             NotImplementedError: a hook is missing.
+            NodeAttachedError: a sampler among the objects is a loader's, whose state holds it already.
             ValueError: a shared key is not in both, "training_state" is taken, or `torch.load(weights_only=True)` would
                 refuse the state.
             OSError: it could not be written.
@@ -139,6 +141,8 @@ class TrainingResumeMixin:
             }
             ordinary, parts = cpu_state(ordinary), cpu_state(parts)  # two copies: what is not declared is not shared
             parts["objects"] = {name: ordinary[name] if name in shared else parts["objects"][name] for name in objects}
+            _check_states("objects", parts["objects"], objects)  # a file that no resume would take is no use
+            _check_states("loaders", parts["loaders"], loaders)
             write(path, ordinary, self._training_identity, random=random, **parts)
 
     def resume(self, path: str | PathLike[str]) -> None:
@@ -164,10 +168,10 @@ class TrainingResumeMixin:
         gate = gate_of(self)
         with gate.resuming():
             with _generators_kept(self._training_device):
-                objects = _named("_resume_objects", self._resume_objects())
                 loaders = _named("_resume_loaders", self._resume_loaders())
                 pipelines = {name: one.pipeline for name, one in loaders.items() if isinstance(one, StatefulDataLoader)}
                 with failing_together(pipelines.values()):
+                    objects = _named("_resume_objects", self._resume_objects())
                     state = read(path)
                     check(state, self._training_identity, self._training_device)
                     self._validate_resume()
@@ -175,12 +179,13 @@ class TrainingResumeMixin:
                     _check_states("loaders", state["loaders"], loaders)
                 for name, pipeline in pipelines.items():
                     check_agreement(pipeline, state["loaders"][name])
+            parts = [partial(_restore_objects, objects, state)]
+            parts += [partial(loader.load_state_dict, state["loaders"][name]) for name, loader in loaders.items()]
+            parts += [partial(self._load_resume_extra_state, state["extra"]), partial(self._rebuild_resume_iterators)]
             with gate.restoring():
-                _restore_objects(objects, state)
-                for name, loader in loaders.items():
-                    loader.load_state_dict(state["loaders"][name])
-                self._load_resume_extra_state(state["extra"])
-                self._rebuild_resume_iterators()
+                for restore in parts:  # one by one: loaders of several ranks meet in between
+                    with failing_together(pipelines.values()):
+                        restore()
                 restore_random_state(state["random"], self._training_device)
 
 
@@ -238,7 +243,7 @@ def _shared_of(trainer: TrainingResumeMixin, ordinary: Mapping[str, Any], object
     shared = frozenset((declared,) if isinstance(declared, str) else declared)
     for name in sorted(shared, key=str):
         for hook, found in (("_ordinary_checkpoint", ordinary), ("_resume_objects", objects)):
-            if name not in found or name == TRAINING_STATE:
+            if name not in found:
                 raise ValueError(f"_resume_shared_keys() declares {name!r}, which {hook}() does not have")
     return shared
 
