@@ -11,6 +11,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 import numpy as np
 import torch
 
+from stateful_pipes.caught import add_note, brief
 from stateful_pipes.errors import TrainingPausedError
 from stateful_pipes.integers import as_integer
 from stateful_pipes.testing.comparison import first_mismatch
@@ -55,10 +56,11 @@ def assert_training_resume(
         run_step: Takes one training step, and returns what came of it: a loss, a batch's indices... Nothing that varies with
             time, as a duration does. It is called for all steps one after the other, so it may take the batch itself.
         checkpoint_path: Where `pause` writes; what is there is replaced.
-        pause_after: How many steps are taken before the pause, at least 1.
+        pause_after: How many steps are taken before the pause, at least 1. Try that of an epoch's last batch, too.
         total_steps: How many in all, at least `pause_after`.
-        snapshot: Returns what shapes the steps to come: weights, the optimizer's moments, counters, pools, accumulated
-            gradients. It is to read the attributes themselves; what the hooks return shows nothing of what they forget.
+        snapshot: Returns what shapes the steps to come: weights, the optimizer's moments, counters, pools, gradients if a step
+            adds to them (a resume clears others). It is to read the attributes themselves; what the hooks return shows
+            nothing of what they forget.
         device: Of the trainer; a CUDA device's generator is compared and moved, too.
 
     The caller's generators are as before when it returns or raises. Each trainer is closed: its `close()`, if it has one,
@@ -124,8 +126,13 @@ class _Run(Generic[T]):
         self.made.append(made)
         try:
             yield made
-        finally:
-            _close(made)
+        except BaseException as error:
+            try:
+                _close(made)
+            except Exception as another:
+                add_note(error, f"its trainer's close() failed as well: {brief(another)}")
+            raise
+        _close(made)
 
     def step(self, trainer: T) -> dict[str, Any]:
         return {"result": cpu_state(self.run_step(trainer))}

@@ -98,13 +98,13 @@ class Gate:
             try:
                 yield
             except BaseException as error:
-                self._resume_failure = brief(error)
+                self._resume_failure = f"it failed with {brief(error)}"
                 raise
             self.paused, self._completed, self._failure, self._resume_failure = False, True, "", ""
 
     def _refuse_locked(self) -> None:
         if self._resume_failure:
-            raise TrainingResumeIncompleteError(f"it failed with {self._resume_failure}")
+            raise TrainingResumeIncompleteError(self._resume_failure)
 
     def _refuse_within_step(self, what: str) -> None:
         if self._depth:
@@ -120,7 +120,8 @@ def training_step(method: Callable[Concatenate[T, P], R]) -> Callable[Concatenat
 
     One runs at a time, whatever the threads. Where it raises, `pause` is refused until a step has succeeded or a checkpoint has
     been restored. It may be called again, but that takes back nothing: what the failed one has drawn, read from a loader,
-    accumulated in gradients, counted or already stepped is changed, and a retry goes on from there.
+    accumulated in gradients, counted or already stepped is changed, and a retry goes on from there. Any exception counts, also
+    a StopIteration at an epoch's end.
 
     Raises:
         TypeError: it is not a plain method: a generator's or a coroutine's body would run after it has returned.

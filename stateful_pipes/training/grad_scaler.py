@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import torch
 
-__all__ = ["restore_grad_scaler_state"]
+__all__ = ["check_grad_scaler_state", "restore_grad_scaler_state"]
 
 _ENTRIES: Final[Mapping[str, tuple[type, float, float]]] = {
     "scale": (Real, 0, torch.finfo(torch.float32).max),
@@ -39,7 +39,7 @@ def restore_grad_scaler_state(
         ValueError: the state is not such a scaler's; nothing is changed.
     """
     optimizers = list(optimizers)
-    _check(state, scaler.is_enabled())
+    check_grad_scaler_state(scaler, state)
     scaler.load_state_dict(dict(state))
     if scaler.is_enabled():  # else it has no records
         scaler._per_optimizer_states.clear()
@@ -48,9 +48,9 @@ def restore_grad_scaler_state(
         vars(optimizer).pop("found_inf", None)
 
 
-def _check(state: Any, is_enabled: bool) -> None:
-    """`load_state_dict` sets what it can before it comes upon an entry that it cannot."""
-    expected = _ENTRIES if is_enabled else {}
+def check_grad_scaler_state(scaler: torch.amp.GradScaler, state: Any) -> None:
+    """Raises ValueError where `restore_grad_scaler_state` would: torch's load sets what it can before it comes upon the rest."""
+    expected = _ENTRIES if scaler.is_enabled() else {}
     if not isinstance(state, Mapping) or not expected.keys() <= state.keys() or (state and not expected):
         raise ValueError(f"the state of a GradScaler must have the entries {sorted(expected)}, got {state!r:.200}")
     for name, (kind, least, most) in expected.items():

@@ -2,44 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from os import PathLike
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import torch
 
 from stateful_pipes.agreement import check_agreement, failing_together
-from stateful_pipes.errors import TrainingResumeCheckpointFormatError, TrainingResumeObjectsMismatchError
 from stateful_pipes.loader import StatefulDataLoader
-from stateful_pipes.training.checkpoint import TRAINING_STATE, Identity, TrainingState, check, identity_of, read, write
+from stateful_pipes.training.checkpoint import TRAINING_STATE, Identity, check, identity_of, read, write
 from stateful_pipes.training.gate import GATE, Gate, gate_of
-from stateful_pipes.training.grad_scaler import restore_grad_scaler_state
+from stateful_pipes.training.objects import Stateful, check_states, named, restore_objects
 from stateful_pipes.training.random_state import check_device, random_state, restore_random_state
 from stateful_pipes.training.snapshot import cpu_state
 
 __all__ = ["TrainingResumeMixin"]
 
 
-class Stateful(Protocol):
-    """A model, an optimizer, a scheduler, a scaler, a loader..."""
-
-    def state_dict(self) -> Any: ...
-
-    def load_state_dict(self, state_dict: Any) -> Any: ...
-
-
 class TrainingResumeMixin:
     """Adds `pause` and `resume` to a trainer: what it goes on with after them is bit for bit what it would have done anyway.
 
     The trainer calls `_initialize_training_resume` in its constructor, decorates its outermost step with `@training_step` and
-    every other method that changes what is saved with `@serialized_training`, and defines the hooks below. A step is to read
-    its batch itself, so that no batch is consumed and not yet trained with between two steps.
+    every other method that changes what is saved with `@serialized_training`, and defines the hooks below.
 
-    What is saved: `_ordinary_checkpoint()`, and under the key "training_state" the states of the objects and loaders, the
-    extra state, and the generators of Python, NumPy, torch and the trainer's CUDA device (see `TrainingCheckpoint`).
-    Gradients are not: a resume clears them, and a trainer that accumulates some over steps has them in its extra state.
+    * A step reads its batch itself, so that between two steps no batch is consumed and not yet trained with. On a thread that
+      is not the main one, a loader needs workers for that.
+    * With an epoch's last batch the loader's state is the next epoch's start. What is done at an epoch's end belongs into
+      that step: `if self.epoch < self.loader.position.epoch: ...`.
+    * What is saved: `_ordinary_checkpoint()`, and under the key "training_state" the states of objects and loaders, the extra
+      state, and the generators of Python, NumPy, torch and the trainer's CUDA device (see `TrainingCheckpoint`).
+    * What is not: gradients, which a resume clears; `train()` or `eval()`, `requires_grad` and buffers that are not persistent,
+      where a training changes them. Those belong to the extra state; gradients, too, where steps accumulate them, or where
+      `zero_grad(set_to_none=False)` makes a difference.
+    * Objects are loaded in their order: one that adds parameter groups to an optimizer comes before it.
+    * Hooks run while all other threads wait: one that waits for a thread that calls such a method waits for ever.
+    * A handler of a signal had better note that it was called; it may come in the middle of a serialized method.
 
     Under torch.distributed each rank pauses to a file of its own, since their generators differ, and all ranks that share a
     loader resume together: where one refuses its file, all do.
@@ -131,8 +130,8 @@ class TrainingResumeMixin:
             random = random_state(self._training_device)
             self._validate_resume()
             ordinary = _ordinary_of(self)
-            objects = _named("_resume_objects", self._resume_objects())
-            loaders = _named("_resume_loaders", self._resume_loaders())
+            objects = named("_resume_objects", self._resume_objects())
+            loaders = named("_resume_loaders", self._resume_loaders())
             shared = _shared_of(self, ordinary, objects)
             parts = {
                 "objects": {name: one.state_dict() for name, one in objects.items() if name not in shared},
@@ -141,8 +140,8 @@ class TrainingResumeMixin:
             }
             ordinary, parts = cpu_state(ordinary), cpu_state(parts)  # two copies: what is not declared is not shared
             parts["objects"] = {name: ordinary[name] if name in shared else parts["objects"][name] for name in objects}
-            _check_states("objects", parts["objects"], objects)  # a file that no resume would take is no use
-            _check_states("loaders", parts["loaders"], loaders)
+            check_states("objects", parts["objects"], objects)  # a file that no resume would take is no use
+            check_states("loaders", parts["loaders"], loaders)
             write(path, ordinary, self._training_identity, random=random, **parts)
 
     def resume(self, path: str | PathLike[str]) -> None:
@@ -168,23 +167,26 @@ class TrainingResumeMixin:
         gate = gate_of(self)
         with gate.resuming():
             with _generators_kept(self._training_device):
-                loaders = _named("_resume_loaders", self._resume_loaders())
+                loaders = named("_resume_loaders", self._resume_loaders())
                 pipelines = {name: one.pipeline for name, one in loaders.items() if isinstance(one, StatefulDataLoader)}
                 with failing_together(pipelines.values()):
-                    objects = _named("_resume_objects", self._resume_objects())
+                    objects = named("_resume_objects", self._resume_objects())
                     state = read(path)
                     check(state, self._training_identity, self._training_device)
                     self._validate_resume()
-                    _check_states("objects", state["objects"], objects)
-                    _check_states("loaders", state["loaders"], loaders)
+                    check_states("objects", state["objects"], objects)
+                    check_states("loaders", state["loaders"], loaders)
                 for name, pipeline in pipelines.items():
                     check_agreement(pipeline, state["loaders"][name])
-            parts = [partial(_restore_objects, objects, state)]
-            parts += [partial(loader.load_state_dict, state["loaders"][name]) for name, loader in loaders.items()]
-            parts += [partial(self._load_resume_extra_state, state["extra"]), partial(self._rebuild_resume_iterators)]
-            with gate.restoring():
-                for restore in parts:  # one by one: loaders of several ranks meet in between
-                    with failing_together(pipelines.values()):
+            restores: list[Callable[[], Any]] = [
+                partial(restore_objects, state["objects"], objects),
+                *(partial(loader.load_state_dict, state["loaders"][name]) for name, loader in loaders.items()),
+                partial(self._load_resume_extra_state, state["extra"]),
+                self._rebuild_resume_iterators,
+            ]
+            with gate.restoring(), torch.inference_mode(False):
+                for restore in restores:
+                    with failing_together(pipelines.values()):  # each alone, since in a loader's load the ranks meet, too
                         restore()
                 restore_random_state(state["random"], self._training_device)
 
@@ -212,21 +214,12 @@ def _missing(trainer: TrainingResumeMixin, hook: str) -> NotImplementedError:
 @contextmanager
 def _generators_kept(device: torch.device | None) -> Iterator[None]:
     """Hooks may draw: that is not to be seen in the training."""
+    device = device if torch.cuda.is_available() else None  # that it is not there is for others to say
     before = random_state(device)
     try:
         yield
     finally:
         restore_random_state(before, device)
-
-
-def _named(hook: str, found: Any) -> dict[str, Any]:
-    named = dict(found) if isinstance(found, Mapping) else {str(number): one for number, one in enumerate(found)}
-    for name, one in named.items():
-        if not isinstance(name, str):
-            raise TypeError(f"{hook}() must name each with a string, got {name!r}")
-        if not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
-            raise TypeError(f"{hook}()[{name!r}] must have state_dict and load_state_dict, got {one!r}")
-    return named
 
 
 def _ordinary_of(trainer: TrainingResumeMixin) -> dict[str, Any]:
@@ -246,30 +239,3 @@ def _shared_of(trainer: TrainingResumeMixin, ordinary: Mapping[str, Any], object
             if name not in found:
                 raise ValueError(f"_resume_shared_keys() declares {name!r}, which {hook}() does not have")
     return shared
-
-
-def _check_states(what: str, states: Mapping[str, Any], current: Mapping[str, Any]) -> None:
-    if states.keys() != current.keys():
-        raise TrainingResumeObjectsMismatchError(what, expected=sorted(current), found=sorted(map(str, states)))
-    for name, one in current.items():
-        validate = getattr(one, "validate_state_dict", None)
-        if validate is None:
-            continue
-        if isinstance(states[name], Mapping) and not states[name]:
-            raise TrainingResumeCheckpointFormatError(f"the state of {name!r} in {what} is empty")
-        validate(states[name])
-
-
-def _restore_objects(objects: Mapping[str, Any], state: TrainingState) -> None:
-    optimizers = [one for one in objects.values() if isinstance(one, torch.optim.Optimizer)]
-    for name, one in objects.items():
-        if isinstance(one, torch.amp.GradScaler):
-            restore_grad_scaler_state(one, state["objects"][name], optimizers)
-        else:
-            one.load_state_dict(state["objects"][name])
-    parameters = [one for optimizer in optimizers for group in optimizer.param_groups for one in group["params"]]
-    for module in objects.values():
-        if isinstance(module, torch.nn.Module):
-            parameters += module.parameters()
-    for parameter in parameters:
-        parameter.grad = None

@@ -676,6 +676,20 @@ def test_a_close_that_fails_leaves_no_other_open(tmp_path, place, part):
     assert len(SMALL) == place + 1
 
 
+def test_a_close_that_fails_does_not_hide_what_failed_before(tmp_path):
+    class Open(Small):
+        def close(self):
+            super().close()
+            raise ZeroDivisionError
+
+    def step(trainer):
+        raise KeyError("the first")
+
+    with pytest.raises(KeyError, match="the first") as caught:
+        assert_training_resume(Open, step, tmp_path / "paused.pt", 1, 2, shown)
+    assert caught.value.__notes__ == ["its trainer's close() failed as well: ZeroDivisionError"]
+
+
 def half():
     yield from ()
     raise ZeroDivisionError

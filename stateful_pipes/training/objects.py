@@ -1,0 +1,90 @@
+"""A trainer's objects and loaders: named, validated, restored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+
+from stateful_pipes.errors import TrainingResumeCheckpointFormatError, TrainingResumeObjectsMismatchError
+from stateful_pipes.loader import StatefulDataLoader
+from stateful_pipes.training.grad_scaler import check_grad_scaler_state, restore_grad_scaler_state
+
+__all__ = ["Stateful", "check_states", "named", "restore_objects"]
+
+
+class Stateful(Protocol):
+    """A model, an optimizer, a scheduler, a scaler, a loader..."""
+
+    def state_dict(self) -> Any: ...
+
+    def load_state_dict(self, state_dict: Any) -> Any: ...
+
+
+def named(hook: str, found: Any) -> dict[str, Any]:
+    """What a hook returned, by name; those of a sequence are called by their numbers.
+
+    Raises:
+        TypeError: something in it is no object with a state.
+    """
+    result = dict(found) if isinstance(found, Mapping) else {str(number): one for number, one in enumerate(found)}
+    for name, one in result.items():
+        if not isinstance(name, str):
+            raise TypeError(f"{hook}() must name each with a string, got {name!r}")
+        if not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
+            raise TypeError(f"{hook}()[{name!r}] must have state_dict and load_state_dict, got {one!r}")
+    return result
+
+
+def check_states(what: str, states: Mapping[str, Any], current: Mapping[str, Any]) -> None:
+    """Raises if states are not these objects', or not whole, as far as can be told without loading them."""
+    if states.keys() != current.keys():
+        raise TrainingResumeObjectsMismatchError(what, expected=sorted(current), found=sorted(map(str, states)))
+    for name, one in current.items():
+        state = states[name]
+        if isinstance(one, StatefulDataLoader) and isinstance(state, Mapping) and not state:  # at which a load does nothing
+            raise TrainingResumeCheckpointFormatError(f"the state of {name!r} in {what} is empty")
+        if isinstance(one, torch.amp.GradScaler):
+            try:
+                check_grad_scaler_state(one, state)
+            except ValueError as error:
+                raise TrainingResumeCheckpointFormatError(f"{name!r} in {what}: {error}") from error
+        elif hasattr(one, "validate_state_dict"):
+            one.validate_state_dict(state)
+
+
+def restore_objects(states: Mapping[str, Any], objects: Mapping[str, Any]) -> None:
+    """Loads each, in their order, after it has cleared all gradients: an object may bring its own."""
+    optimizers = [one for one in objects.values() if isinstance(one, torch.optim.Optimizer)]
+    modules = [one for one in objects.values() if isinstance(one, torch.nn.Module)]
+    parameters = [one for optimizer in optimizers for one in _parameters(optimizer)]
+    for parameter in [*parameters, *(one for module in modules for one in module.parameters())]:
+        parameter.grad = None
+    for name, one in objects.items():
+        state = states[name]
+        if isinstance(one, torch.amp.GradScaler):
+            restore_grad_scaler_state(one, state, optimizers)
+        else:
+            one.load_state_dict(state)
+        if isinstance(one, torch.optim.Optimizer) and isinstance(state, Mapping):
+            _restore_dtypes(one, state)
+
+
+def _restore_dtypes(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+    """Puts back what torch's load has cast to the dtype of its parameter, which it need not have had."""
+    try:
+        numbers = [number for group in state["param_groups"] for number in group["params"]]
+        pairs = list(zip(_parameters(optimizer), numbers, strict=True))
+    except (KeyError, TypeError, ValueError):  # of a class with another structure, which has taken it
+        return
+    for parameter, number in pairs:
+        held = optimizer.state.get(parameter, {})
+        for key, saved in state["state"].get(number, {}).items():
+            found = held.get(key)
+            if isinstance(saved, torch.Tensor) and isinstance(found, torch.Tensor) and found.dtype != saved.dtype:
+                held[key] = saved.to(found.device, copy=True)
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [one for group in optimizer.param_groups for one in group["params"]]
