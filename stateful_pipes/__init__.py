@@ -6,12 +6,13 @@ The house, each room importing only from those above it:
     fields  encoding  rng
     state  permutation
     samplers/                                      orders: pure functions of (seed, epoch, position)
-    skips  ticket  stream  contract                the cursor half and the pure half of a pipeline
+    skips  ticket  pulled  stream  contract        the cursor half and the pure half of a pipeline
     pipeline_state  node  nodes/
     prefetch/                                      worker processes
     checkpoint  sealed_file  checkpoint_manager    files
     agreement  door  view  iterator                the top
     loader  dataset
+    integrations/                                  other libraries' pipelines as nodes, each with an extra of its own
     training/                                      a whole training, paused and resumed
     testing/                                       what shows that a resume is exact
     cli/                                           the command line
@@ -24,6 +25,7 @@ from stateful_pipes.fields import Field
 from stateful_pipes.loader import StatefulDataLoader
 from stateful_pipes.node import Node
 from stateful_pipes.nodes.batcher import SeededBatcher
+from stateful_pipes.nodes.external_source import BatchInfo, ExternalSource, SampleInfo
 from stateful_pipes.nodes.flat_mapper import SeededFlatMapper
 from stateful_pipes.nodes.foreign import as_node
 from stateful_pipes.nodes.index_filter import IndexFilter
@@ -51,9 +53,11 @@ from stateful_pipes.view import Position
 __all__ = [
     "LEFT_OUT",
     "BalancedBatchSampler",
+    "BatchInfo",
     "Checkpoint",
     "CheckpointManager",
     "ClassBalancedBatchSampler",
+    "ExternalSource",
     "Field",
     "IndexFilter",
     "InfiniteRandomSampler",
@@ -67,6 +71,7 @@ __all__ = [
     "Position",
     "ProcessPrefetcher",
     "RandomSampler",
+    "SampleInfo",
     "SamplerNode",
     "SamplerState",
     "SeededBatcher",

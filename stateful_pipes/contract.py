@@ -32,6 +32,11 @@ class NodeContract:
         """Whether the next epoch may be pulled ahead before it is asked for."""
         return all(source.runs_on for source in self.sources)
 
+    @cached_property
+    def ends_in_run(self) -> bool:
+        """Whether an epoch's end shows only when a ticket is run, as `EpochEnd`; `pull` never tells it then."""
+        return any(source.ends_in_run for source in self.sources)
+
     _settings: dict[str, Scalar] | None = None
 
     def pull(self, count: int | None) -> Ticket:

@@ -3,74 +3,17 @@
 from __future__ import annotations
 
 import threading
-import traceback
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
 
-from stateful_pipes.caught import add_note, brief
+from stateful_pipes.caught import brief
 from stateful_pipes.errors import ConcurrentUseError, IteratorInvalidError, LoaderFailedError
-from stateful_pipes.skips import LEFT_OUT, Skip, noting
-from stateful_pipes.ticket import Mark, Ticket
+from stateful_pipes.pulled import Pullable, Pulled, Runnable, Steppable, looked_at, pull_one, run_one
+from stateful_pipes.skips import LEFT_OUT
+from stateful_pipes.ticket import EpochEnd, Mark
 
-__all__ = ["Pullable", "Pulled", "Stream", "kept", "pull_one"]
-
-
-class Pullable(Protocol):
-    """What a stream needs of a node to move its cursor."""
-
-    def pull(self, count: int | None) -> Ticket: ...
-    def mark(self) -> Mark: ...
-    def seek(self, mark: Mark) -> None: ...
-
-
-class Steppable(Pullable, Protocol):
-    """What it needs of one that may leave an epoch before its end."""
-
-    def next_epoch(self, mark: Mark) -> None: ...
-
-
-class Runnable(Pullable, Protocol):
-    """What it needs of a node that it runs, too."""
-
-    def run(self, ticket: Ticket) -> list[Any]: ...
-    def scope(self) -> AbstractContextManager[None]: ...
-    def admit(self, skips: Sequence[Skip]) -> dict[str, int]: ...
-
-
-class Pulled(NamedTuple):
-    """What one pull came to: a ticket, the end of the epoch (neither), or an error; and the mark right after it."""
-
-    ticket: Ticket | None
-    mark: Mark
-    error: Exception | None = None
-
-    @property
-    def is_end(self) -> bool:
-        return self.ticket is None and self.error is None
-
-
-def pull_one(node: Pullable) -> Pulled:
-    """Pulls one item; its error is kept for when its turn comes, since the items before it are still good."""
-    ticket: Ticket | None
-    try:
-        try:
-            ticket = node.pull(1)
-        except StopIteration:
-            ticket = None
-        return Pulled(ticket, node.mark())
-    except Exception as error:
-        return Pulled(None, (), kept(error))
-
-
-def kept(error: Exception) -> Exception:
-    """The error for later: its traceback as a note, since the frames in it would keep the pipeline and its workers alive."""
-    add_note(error, "".join(["when it was pulled ahead:\n", *traceback.format_tb(error.__traceback__)]).rstrip())
-    linked: BaseException | None = error
-    while linked is not None:
-        linked.with_traceback(None)
-        linked = linked.__cause__ or linked.__context__
-    return error
+__all__ = ["Stream"]
 
 
 class Stream:
@@ -161,13 +104,15 @@ class Stream:
             if current.error is not None:
                 raise current.error
             following = pull_one(node)
-            with noting() as skips, node.scope():
-                (item,) = node.run(current.ticket or ())
+            item, skips = current.ready or run_one(node, current.ticket or ())
+            if node.ends_in_run:
+                following = looked_at(node, following, current.mark)
             skipped = node.admit(skips) if skips else self.skipped
-        except StopIteration as error:
-            self._failure = "StopIteration"
-            raise RuntimeError("run() raised StopIteration; only pull() may, to end an epoch") from error
         except Exception as error:
+            if isinstance(error, EpochEnd) and generation == self.generation:
+                node.next_epoch(current.mark)
+                self._committed, self._astray = node.mark(), False
+                raise StopIteration from None
             if generation != self.generation:  # closed or moved by another thread meanwhile
                 raise IteratorInvalidError(remedy="Call iter() again") from error
             self._failure = brief(error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from typing import Any, NamedTuple
 
-__all__ = ["Mark", "Samples", "Ticket", "packed", "positions_of"]
+__all__ = ["EpochEnd", "Mark", "Samples", "Ticket", "packed", "positions_of"]
 
 Mark = tuple[Any, ...]
 """The moving part of a node and its sources: a small plain tuple, epoch first."""
@@ -14,6 +14,10 @@ Ticket = tuple[Any, ...]
 """A block of work: (epoch, positions, what to read, seeds...); plain tuples, ints and bytes."""
 
 _SHOWN = 8
+
+
+class EpochEnd(Exception):
+    """Raised by `run` where the ticket lies past the end of its epoch, which then ends before it (see `ends_in_run`)."""
 
 
 def positions_of(ticket: Ticket) -> range | list[int]:

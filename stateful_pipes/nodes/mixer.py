@@ -94,6 +94,8 @@ class Mixer(DealingNode[T_co]):
         nodes = [as_node(source) for source in named.values()]
         below = [one for node in nodes for one in walk(node)]
         refuse_workers(below, "mixture")
+        if any(node.ends_in_run for node in nodes):
+            raise ValueError("a mixture has to know where its sources end, which an ExternalSource tells only when it is run")
         self._is_led_back = not any(isinstance(one, ForeignNode) for one in below)
         self._purpose = MIX + (sum(isinstance(one, Mixer) for node in nodes for one in walk_all(node)) << 8)
         given = None if seed is None else as_seed(seed)

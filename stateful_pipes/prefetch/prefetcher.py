@@ -19,8 +19,8 @@ from stateful_pipes.nodes.foreign import as_node
 from stateful_pipes.nodes.mapper import SeededMapper
 from stateful_pipes.prefetch.picklable import unpicklable
 from stateful_pipes.prefetch.pool import WorkerPool
+from stateful_pipes.pulled import Pulled, kept, pull_one
 from stateful_pipes.rng import GlobalGenerator
-from stateful_pipes.stream import Pulled, kept, pull_one
 from stateful_pipes.ticket import Mark, Ticket, packed, positions_of
 
 __all__ = ["ProcessPrefetcher"]
@@ -137,10 +137,10 @@ class ProcessPrefetcher(Node[T_co]):
         if not self._queue:
             self._fill(self._started(), at_least=1)
         head = self._queue.popleft()
-        ticket, self._mark, error = head.pulled
-        if error is not None:
-            raise error
-        if ticket is None:
+        self._mark = head.pulled.mark
+        if head.pulled.error is not None:
+            raise head.pulled.error
+        if head.pulled.is_end:
             raise StopIteration
         return head
 

@@ -13,6 +13,7 @@ import torch
 from torchdata.nodes import BaseNode, Batcher, IterableWrapper, ParallelMapper, Unbatcher
 
 from stateful_pipes import (
+    ExternalSource,
     IndexFilter,
     InfiniteRandomSampler,
     Mixer,
@@ -155,6 +156,13 @@ def is_kept(index):
     return index % 3 < 2
 
 
+def until(length, info):
+    """Epochs of a length of their own, with an empty one among them."""
+    if info.idx_in_epoch >= length * (3, 0, 2)[info.epoch_idx % 3] // 2:
+        raise StopIteration
+    return (info.idx_in_epoch * 7 + info.iteration + info.idx_in_batch) % length
+
+
 DATASET = "dataset"
 OUTER = 2  # inner batches in an outer one
 FOREIGN_BELOW = ("iterable", "parallel", "filter")
@@ -168,8 +176,9 @@ OURS = (
     "mixture",
     "index_filter",
     "flat_mapper",
+    "external",
 )
-INDIRECT = ("mixture", "index_filter", "flat_mapper")  # the sampler's cursor is not simply the batches that were read
+INDIRECT = ("mixture", "index_filter", "flat_mapper", "external")  # the sampler's cursor is not simply the batches that were read
 SHAPES = (*OURS, *FOREIGN_BELOW, "filter_over_sampler", "batcher_above", "unbatcher_above")
 ORDERS = ("sequential", "random", "user", "infinite", "replacement", "endless")
 ENDLESS = ("infinite", "replacement", "endless")
@@ -190,7 +199,7 @@ class Case:
 
     @property
     def is_endless(self):
-        return self.order in ENDLESS and self.shape not in FOREIGN_BELOW
+        return self.order in ENDLESS and self.shape not in (*FOREIGN_BELOW, "external")
 
     @property
     def is_foreign(self):
@@ -268,6 +277,8 @@ def _compose(case, engine, seed, dataset):
             source = ParallelMapper(source, partial(mirror, case.length), num_workers=0)
         elif case.shape == "filter":
             source = Keep(source)
+    elif case.shape == "external":
+        source = ExternalSource(partial(until, case.length), batch=False)
     else:
         source = SamplerNode(make_batches(case, seeds[0]) if case.shape == "batch_sampler" else make_order(case, seeds[0]))
         if case.shape == "filter_over_sampler":

@@ -13,12 +13,15 @@ import pytest
 
 from stateful_pipes import positions_of
 from stateful_pipes.errors import ConcurrentUseError, IteratorInvalidError, LoaderFailedError
+from stateful_pipes.pulled import Pulled, pull_one
 from stateful_pipes.skips import admitted
-from stateful_pipes.stream import Pulled, Stream, pull_one
+from stateful_pipes.stream import Stream
 
 
 class Counting:
     """Epochs of `length` items; an item is (epoch, position). `faults` raise at (what, epoch, position), once each."""
+
+    ends_in_run = False
 
     def __init__(self, length=3, faults=()):
         self.length = length

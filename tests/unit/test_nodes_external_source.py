@@ -1,0 +1,291 @@
+"""A function as a source: what it is called with, where an epoch ends, and that it is resumed there."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import partial
+
+import pytest
+import torch
+
+from stateful_pipes import (
+    BatchInfo,
+    ExternalSource,
+    Mixer,
+    ProcessPrefetcher,
+    SampleInfo,
+    SamplerNode,
+    SeededBatcher,
+    SeededFlatMapper,
+    SeededMapper,
+    SequentialSampler,
+    StatefulDataLoader,
+)
+from stateful_pipes.errors import LoaderFailedError, ResumableModeRequiredError, StateMismatchError
+
+LENGTHS = (5, 0, 3, 4)
+
+
+def until(argument):
+    """Epochs of lengths of their own; what it is called with."""
+    index, epoch = (argument.iteration, argument.epoch_idx) if isinstance(argument, BatchInfo) else (argument[0], argument[3])
+    if index >= LENGTHS[epoch % len(LENGTHS)]:
+        raise StopIteration
+    return tuple(argument)
+
+
+def three(index):
+    if index == 3:
+        raise StopIteration
+    return index
+
+
+def batches_of(size, length, info):
+    if info.idx_in_epoch == length:
+        raise StopIteration
+    return tuple(info)
+
+
+def epochs(node, count, workers=0):
+    with StatefulDataLoader(ProcessPrefetcher(node, workers)) as loader:
+        return [list(loader) for _ in range(count)]
+
+
+def test_it_is_called_with_the_index_of_the_batch():
+    assert epochs(ExternalSource(three), 2) == [[0, 1, 2], [0, 1, 2]]
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_it_is_called_with_a_batch_info(workers):
+    expected = [[(index, epoch) for index in range(length)] for epoch, length in enumerate(LENGTHS)]
+    assert epochs(ExternalSource(until, batch_info=True), 4, workers) == expected
+    assert BatchInfo(2, 1) == (2, 1) == BatchInfo(iteration=2, epoch_idx=1)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("length", [6, 7, 8])
+def test_it_is_called_with_a_sample_info_and_an_end_within_a_batch_drops_that(workers, length):
+    node = SeededBatcher(ExternalSource(partial(batches_of, 3, length), batch=False), 3, collate_fn=list)
+    expected = [
+        [[(3 * number + place, place, number, epoch) for place in range(3)] for number in range(length // 3)]
+        for epoch in range(2)
+    ]
+    assert epochs(node, 2, workers) == expected
+    assert SampleInfo(idx_in_epoch=4, idx_in_batch=1, iteration=1, epoch_idx=0) == (4, 1, 1, 0)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_resume_at_every_cut(workers):
+    def make(workers=workers):
+        source = ExternalSource(until, batch=False)
+        node = SeededMapper(source, draw, seed=5)
+        return StatefulDataLoader(ProcessPrefetcher(SeededBatcher(node, 2, collate_fn=list, seed=6), workers))
+
+    with make(0) as loader:
+        whole = [list(loader) for _ in range(5)]
+    flat = [batch for epoch in whole for batch in epoch]
+    assert [len(epoch) for epoch in whole] == [2, 0, 1, 2, 2]
+    with make() as loader:
+        read = 0
+        while read < 6:
+            for batch in loader:
+                assert batch == flat[read]
+                read += 1
+                with make() as resumed:
+                    resumed.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+                    assert resumed.position == loader.position
+                    rest = [one for _ in range(5) for one in resumed]
+                    assert rest[: len(flat) - read] == flat[read:]
+
+
+def draw(sample):
+    return sample, torch.rand(1).item()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_with_the_last_batch_the_state_is_the_next_epoch_s_start(workers):
+    with StatefulDataLoader(ProcessPrefetcher(ExternalSource(three), workers)) as loader:
+        batches = iter(loader)
+        assert [next(batches) for _ in range(2)] == [0, 1]
+        assert loader.position == (0, 2)
+        assert next(batches) == 2
+        assert loader.position == (1, 0)
+        assert list(batches) == []
+        assert list(loader) == [0, 1, 2]
+
+
+def test_it_is_asked_once_for_each_place_and_one_ahead():
+    asked = []
+
+    def told(index):
+        asked.append(index)
+        return three(index)
+
+    loader = StatefulDataLoader(ExternalSource(told))
+    batches = iter(loader)
+    for expected in ([0, 1], [0, 1, 2], [0, 1, 2, 3]):
+        next(batches)
+        assert asked == expected
+    assert list(loader) == [0, 1, 2]
+    assert asked == [0, 1, 2, 3] * 2
+
+
+def test_moves():
+    loader = StatefulDataLoader(ExternalSource(until, batch_info=True))
+    next(iter(loader))
+    loader.set_epoch(3)
+    assert next(iter(loader)) == (0, 3)
+    loader.restart()
+    assert list(loader) == [(index, 3) for index in range(4)]
+    with pytest.raises(TypeError, match="does not know its length"):
+        len(loader)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_error_is_told_in_its_turn_with_its_place(workers):
+    faults = {"index": 2}
+
+    def failing(index):
+        if index == faults["index"]:
+            raise ValueError("broken")
+        return index if index < 4 else three(3)
+
+    with StatefulDataLoader(ProcessPrefetcher(ExternalSource(failing), workers)) as loader:
+        batches = iter(loader)
+        assert [next(batches), next(batches)] == [0, 1]
+        with pytest.raises(ValueError, match="broken") as caught:
+            next(batches)
+        assert "in node 'external_source' at position 2, called with 2" in "".join(caught.value.__notes__)
+        assert loader.position == (0, 2)
+        with pytest.raises(LoaderFailedError):
+            next(batches)
+        loader.close()
+        faults["index"] = -1
+        assert list(loader) == [2, 3]
+
+
+def test_a_sample_that_is_left_out_counts_when_its_batch_is_handed_out():
+    def odd(sample):
+        if sample[0] == 3:
+            raise ValueError("bad")
+        return sample[0]
+
+    source = ExternalSource(partial(batches_of, 2, 6), batch=False)
+    node = SeededBatcher(SeededMapper(source, odd, seed=1, max_skipped=1), 2, collate_fn=list)
+    loader = StatefulDataLoader(node)
+    batches = iter(loader)
+    assert next(batches) == [0, 1]
+    assert loader.state_dict()["nodes"]["mapper"]["skipped"] == 0
+    assert next(batches) == [2]
+    assert loader.state_dict()["nodes"]["mapper"]["skipped"] == 1
+    assert next(batches) == [4, 5]
+
+
+def test_below_a_node_that_makes_more_of_each():
+    node = SeededFlatMapper(ExternalSource(three), lambda index: [index, -index], 2, seed=1)
+    with StatefulDataLoader(SeededBatcher(node, 2, collate_fn=list)) as loader:
+        assert [list(loader) for _ in range(2)] == [[[0, 0], [1, -1], [2, -2]]] * 2
+
+
+def test_under_torchdata():
+    node = ExternalSource(three)
+    assert list(node) == [0, 1, 2]
+    node.reset()
+    assert list(node) == [0, 1, 2]
+    node.reset()
+    assert [next(node), next(node)] == [0, 1]
+    other = ExternalSource(three)
+    other.reset(node.state_dict())
+    assert list(other) == [2]
+
+
+def test_a_damaged_state_is_refused():
+    loader = StatefulDataLoader(ExternalSource(three))
+    next(iter(loader))
+    state = loader.state_dict()
+    for change in ({"iteration": 2}, {"consumed": -1}, {"batch": False}, {"epoch": 1}):
+        damaged = json.loads(json.dumps(state))
+        damaged["nodes"]["external_source"].update(change)
+        with pytest.raises(StateMismatchError, match=next(iter(change))):
+            loader.load_state_dict(damaged)
+    assert loader.state_dict() == state
+
+
+class Seven:
+    def __init__(self):
+        self.left = 7
+
+    def __call__(self):
+        if not self.left:
+            raise StopIteration
+        self.left -= 1
+        return self.left
+
+
+def generated():
+    yield from (1, 2, 3)
+
+
+ONWARDS = {
+    "iterable": (lambda: [1, 2, 3], [[1, 2, 3], [1, 2, 3], [1, 2, 3]]),
+    "iterator": (lambda: iter([1, 2, 3]), [[1, 2, 3], [], []]),
+    "generator": (generated, [[1, 2, 3], [], []]),
+    "generator function": (lambda: generated, [[1, 2, 3], [1, 2, 3], [1, 2, 3]]),
+    "no argument": (Seven, [[6, 5, 4, 3, 2, 1, 0], [], []]),
+}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", ONWARDS)
+def test_what_can_be_read_only_onwards_works_and_is_not_resumed(kind, workers):
+    make, expected = ONWARDS[kind]
+    with pytest.warns(UserWarning, match=r"external_source: the position of .* write a function of the batch's index") as told:
+        node = ExternalSource(make())
+    assert len(told) == 1
+    with StatefulDataLoader(ProcessPrefetcher(node, workers)) as loader:
+        assert [list(loader) for _ in range(3)] == expected
+        state = loader.state_dict()
+        for load in (loader.load_state_dict, loader.validate_state_dict):
+            with pytest.raises(ResumableModeRequiredError, match="write a function of the batch's index"):
+                load(state)
+
+
+def test_samples_that_can_be_read_only_onwards():
+    """An end within a batch drops that, as for a function."""
+    with pytest.warns(UserWarning, match="not captured"):
+        node = ExternalSource(range(7), batch=False)
+    with StatefulDataLoader(SeededBatcher(node, 3, collate_fn=list)) as loader:
+        assert [list(loader) for _ in range(2)] == [[[0, 1, 2], [3, 4, 5]]] * 2
+
+
+@pytest.mark.parametrize(
+    ("source", "arguments", "error", "match"),
+    [
+        (3, {}, TypeError, "source must be callable or iterable, got 3"),
+        (lambda one, other: 0, {}, TypeError, "one argument or none"),
+        (lambda *, key: 0, {}, TypeError, "one argument or none"),
+        (three, {"batch": 1}, TypeError, "batch must be a bool, got 1"),
+        (three, {"batch": False, "batch_info": True}, ValueError, "batch_info=True is for batch=True"),
+    ],
+)
+def test_wrong_arguments(source, arguments, error, match):
+    with pytest.raises(error, match=re.escape(match)):
+        ExternalSource(source, **arguments)
+
+
+@pytest.mark.parametrize("source", [lambda index=0: three(index), lambda *places: three(*places), {0: 0, 1: 1, 2: 2}.__getitem__])
+def test_what_takes_an_argument(source):
+    loader = StatefulDataLoader(ExternalSource(source))
+    assert next(iter(loader)) == 0
+    loader.load_state_dict(loader.state_dict())
+
+
+def test_a_mixture_has_to_know_where_its_sources_end():
+    with pytest.raises(ValueError, match="ExternalSource tells only when it is run"):
+        Mixer([SamplerNode(SequentialSampler(3)), SeededMapper(ExternalSource(three), abs)], [1, 1])
+
+
+def test_batches_are_its_own():
+    with pytest.raises(Exception, match="makes no batches"):
+        SeededBatcher(ExternalSource(three), None)
