@@ -16,6 +16,7 @@ from stateful_pipes.errors import ConcurrentUseError, IteratorInvalidError, Load
 from stateful_pipes.pulled import Pulled, pull_one
 from stateful_pipes.skips import admitted
 from stateful_pipes.stream import Stream
+from stateful_pipes.ticket import EpochEnd
 
 
 class Counting:
@@ -67,6 +68,29 @@ class Counting:
         return admitted(skips, {"mapper": self.budget}, {})
 
 
+class Ending(Counting):
+    """The same, whose end shows only when a ticket is run."""
+
+    ends_in_run = True
+
+    def pull(self, count):
+        epoch, position = self.at
+        self._fault("pull", self.at)
+        self.at = (epoch, position + 1)
+        return (epoch, (position, position + 1, 1))
+
+    def run(self, ticket):
+        if ticket[1][0] >= self.length:
+            raise EpochEnd
+        return super().run(ticket)
+
+    def next_epoch(self, mark):
+        self.at = (mark[0] + 1, 0)
+
+
+each_kind = pytest.mark.parametrize("kind", [Counting, Ending])
+
+
 def rest(stream, node, epoch=None):
     epoch = stream.committed(node)[0] if epoch is None else epoch
     found = []
@@ -93,15 +117,17 @@ def test_pull_one():
     assert Pulled(None, (1, 0)).is_end
 
 
-def test_items_in_order_epoch_after_epoch():
-    node, stream = Counting(), Stream()
+@each_kind
+def test_items_in_order_epoch_after_epoch(kind):
+    node, stream = kind(), Stream()
     for epoch in range(3):
         assert rest(stream, node) == [(epoch, position) for position in range(3)]
     assert stream.delivered == 9
 
 
-def test_the_mark_is_what_was_handed_out():
-    node, stream = Counting(), Stream()
+@each_kind
+def test_the_mark_is_what_was_handed_out(kind):
+    node, stream = kind(), Stream()
     assert stream.committed(node) == (0, 0)
     for position in (1, 2):
         stream.take(node, 0, 0)
@@ -121,24 +147,27 @@ def test_nothing_is_run_ahead():
     assert node.ran == [(0, 0)]
 
 
-def test_an_empty_epoch():
-    node, stream = Counting(0), Stream()
+@each_kind
+def test_an_empty_epoch(kind):
+    node, stream = kind(0), Stream()
     assert rest(stream, node) == []
     assert stream.committed(node) == (1, 0)
 
 
-def test_an_iterator_of_another_epoch_has_ended():
-    node, stream = Counting(), Stream()
+@each_kind
+def test_an_iterator_of_another_epoch_has_ended(kind):
+    node, stream = kind(), Stream()
     for epoch in (1, 7):
         with pytest.raises(StopIteration):
             stream.take(node, epoch, 0)
     assert stream.committed(node) == (0, 0)
 
 
+@each_kind
 @pytest.mark.parametrize("mark", [(0, 2), (5, 1), (0, 0)])
 @pytest.mark.parametrize("consumed", [0, 1, 3])
-def test_move(mark, consumed):
-    node, stream = Counting(), Stream()
+def test_move(kind, mark, consumed):
+    node, stream = kind(), Stream()
     for _ in range(consumed):
         stream.take(node, 0, 0)
     stream.move(node, mark)
@@ -176,9 +205,10 @@ def test_arrive():
     assert rest(stream, node) == [(4, 1), (4, 2)]
 
 
+@each_kind
 @pytest.mark.parametrize("consumed", [0, 1, 2, 3])
-def test_close_goes_on_from_the_last_consumed_item(consumed):
-    node, stream = Counting(), Stream()
+def test_close_goes_on_from_the_last_consumed_item(kind, consumed):
+    node, stream = kind(), Stream()
     for _ in range(consumed):
         stream.take(node, 0, 0)
     before = stream.committed(node)
@@ -191,9 +221,10 @@ def test_close_goes_on_from_the_last_consumed_item(consumed):
     assert rest(stream, node, 1) == [(1, position) for position in range(3)]
 
 
-def test_a_failed_run_stops_the_stream_until_it_is_cleared():
+@each_kind
+def test_a_failed_run_stops_the_stream_until_it_is_cleared(kind):
     error = ValueError("bad sample")
-    node, stream = Counting(faults={("run", 0, 1): error}), Stream()
+    node, stream = kind(faults={("run", 0, 1): error}), Stream()
     stream.take(node, 0, 0)
     with pytest.raises(ValueError, match="bad sample") as caught:
         stream.take(node, 0, 0)
@@ -207,9 +238,10 @@ def test_a_failed_run_stops_the_stream_until_it_is_cleared():
     assert rest(stream, node) == [(0, 1), (0, 2)]
 
 
+@each_kind
 @pytest.mark.parametrize("clear", [lambda stream, node: stream.move(node, (0, 1)), lambda stream, node: stream.arrive((0, 1))])
-def test_a_load_clears_an_error(clear):
-    node, stream = Counting(faults={("run", 0, 1): ValueError("bad")}), Stream()
+def test_a_load_clears_an_error(kind, clear):
+    node, stream = kind(faults={("run", 0, 1): ValueError("bad")}), Stream()
     stream.take(node, 0, 0)
     with pytest.raises(ValueError, match="bad"):
         stream.take(node, 0, 0)
@@ -218,8 +250,9 @@ def test_a_load_clears_an_error(clear):
     assert rest(stream, node) == [(0, 1), (0, 2)]
 
 
-def test_a_failed_pull_comes_when_its_turn_comes():
-    node, stream = Counting(faults={("pull", 0, 1): OSError("disk")}), Stream()
+@each_kind
+def test_a_failed_pull_comes_when_its_turn_comes(kind):
+    node, stream = kind(faults={("pull", 0, 1): OSError("disk")}), Stream()
     assert stream.take(node, 0, 0) == (0, 0)
     assert stream.committed(node) == (0, 1)
     with pytest.raises(OSError, match="disk"):
@@ -230,9 +263,10 @@ def test_a_failed_pull_comes_when_its_turn_comes():
     assert rest(stream, node) == [(0, 1), (0, 2)]
 
 
+@each_kind
 @pytest.mark.parametrize("what", ["pull", "run"])
-def test_a_failure_in_the_first_item(what):
-    node, stream = Counting(faults={(what, 0, 0): OSError("disk")}), Stream()
+def test_a_failure_in_the_first_item(kind, what):
+    node, stream = kind(faults={(what, 0, 0): OSError("disk")}), Stream()
     with pytest.raises(OSError, match="disk"):
         stream.take(node, 0, 0)
     with pytest.raises(LoaderFailedError):
@@ -241,10 +275,11 @@ def test_a_failure_in_the_first_item(what):
     assert rest(stream, node) == [(0, 0), (0, 1), (0, 2)]
 
 
+@each_kind
 @pytest.mark.parametrize("at", [(0, 1), (0, 2), (0, 3), (1, 0), (1, 1)])
-def test_a_mark_that_fails_loses_no_item(at):
+def test_a_mark_that_fails_loses_no_item(kind, at):
     """A foreign node's state is taken after each pull and may raise: the item that was pulled must not be skipped."""
-    node, stream = Counting(faults={("mark", *at): OSError("no state")}), Stream()
+    node, stream = kind(faults={("mark", *at): OSError("no state")}), Stream()
     found = []
     while len(found) < 9:
         epoch = stream.committed(node)[0]
@@ -259,11 +294,12 @@ def test_a_mark_that_fails_loses_no_item(at):
     assert found == [(epoch, position) for epoch in range(3) for position in range(3)]
 
 
+@each_kind
 @pytest.mark.parametrize("what", ["pull", "run", "mark"])
 @pytest.mark.parametrize("at", [(0, 0), (0, 1), (0, 2), (1, 0)])
-def test_an_interrupt_loses_no_item(what, at):
+def test_an_interrupt_loses_no_item(kind, what, at):
     """Ctrl-C is no failure of the stream: the next call takes the same item again."""
-    node, stream = Counting(faults={(what, *at): KeyboardInterrupt()}), Stream()
+    node, stream = kind(faults={(what, *at): KeyboardInterrupt()}), Stream()
     found, interrupts = [], 0
     while len(found) < 6:
         try:
@@ -303,10 +339,11 @@ class InterruptedOnce:
         return self
 
 
-def test_ctrl_c_at_any_moment_loses_no_item_and_repeats_none():
+@each_kind
+def test_ctrl_c_at_any_moment_loses_no_item_and_repeats_none(kind):
     """Not even between the commit and the caller's loop, which has each item that counts as consumed."""
     for at in itertools.count():
-        node, stream = Counting(), Stream()
+        node, stream = kind(), Stream()
         found, trace = [], InterruptedOnce(at)
 
         def items(stream=stream, node=node):
@@ -330,8 +367,9 @@ def test_ctrl_c_at_any_moment_loses_no_item_and_repeats_none():
     assert at > 20
 
 
-def test_a_leaked_stop_iteration_is_an_error():
-    node, stream = Counting(faults={("run", 0, 1): StopIteration()}), Stream()
+@each_kind
+def test_a_leaked_stop_iteration_is_an_error(kind):
+    node, stream = kind(faults={("run", 0, 1): StopIteration()}), Stream()
     stream.take(node, 0, 0)
     with pytest.raises(RuntimeError, match="StopIteration"):
         stream.take(node, 0, 0)
@@ -391,9 +429,10 @@ def test_a_run_that_asks_for_the_next_item_itself():
         stream.take(node, 0, 0)
 
 
-def test_an_interrupt_within_the_commit_repeats_no_item():
+@each_kind
+def test_an_interrupt_within_the_commit_repeats_no_item(kind):
     """Between its assignments an item may be ahead that the node no longer stands behind."""
-    node, stream = Counting(), Stream()
+    node, stream = kind(), Stream()
     assert stream.take(node, 0, 0) == (0, 0)
     stream._astray = True
     assert rest(stream, node) == [(0, 1), (0, 2)]
@@ -420,7 +459,8 @@ def test_an_error_that_waits_for_its_turn_holds_no_frame():
     assert "in pull" in error.__notes__[0]
 
 
-def test_a_close_in_the_midst_of_a_commit_loses_nothing():
+@each_kind
+def test_a_close_in_the_midst_of_a_commit_loses_nothing(kind):
     """As another thread may do it: what the commit has set by then is of before the close."""
 
     class ClosedOnce(Stream):
@@ -438,7 +478,7 @@ def test_a_close_in_the_midst_of_a_commit_loses_nothing():
                 node.at = (7, 7)  # what a released node makes of its cursor
             self.kept = value
 
-    node, stream = Counting(4), ClosedOnce()
+    node, stream = kind(4), ClosedOnce()
     assert stream.take(node, 0, stream.generation) == (0, 0)
     stream.closes = True
     assert stream.take(node, 0, stream.generation) == (0, 1)
