@@ -20,7 +20,9 @@ from stateful_pipes.errors import NodeAttachedError, ResumableModeRequiredError
 from stateful_pipes.iterator import LoaderIterator
 from stateful_pipes.node import Node
 from stateful_pipes.nodes.foreign import as_node
+from stateful_pipes.nodes.last_batch import set_last_batch_policy
 from stateful_pipes.nodes.plain_sampler import PlainSamplerNode
+from stateful_pipes.nodes.shards import LastBatchPolicy
 from stateful_pipes.pipeline_state import check, load, state_at
 from stateful_pipes.rng import GLOBAL_GENERATORS, Rng
 from stateful_pipes.samplers import Order
@@ -44,7 +46,7 @@ class StatefulDataLoader(PipelineView, Generic[T_co]):
     next `iter` is the next epoch. With the last batch of an epoch handed out the state is already the next one's start.
 
     Args:
-        dataset: A map-style dataset, or a torchdata node; with a node only `checkpoint` may be given besides.
+        dataset: A map-style dataset, or a torchdata node; with a node only the last two may be given besides.
         batch_size: Samples in a batch; None for samples as they are, unbatched.
         shuffle: A new permutation of the dataset each epoch.
         sampler: A sampler of this library, or an `Order`. It belongs to this loader while that is open.
@@ -67,6 +69,7 @@ class StatefulDataLoader(PipelineView, Generic[T_co]):
         max_restarts: How often a batch is tried again because its worker died (see `ProcessPrefetcher`).
         resumable: With False any sampler and batch sampler will do, each `iter()` starts anew and ends older iterators, and
             there is no state; what a rank gets is the sampler's own affair. All else is as with True.
+        last_batch_policy: Over one `FileReader` only: how its epochs end; a `LastBatchPolicy` or its name, FILL by default.
         checkpoint: What `checkpoint()` returned, the path of such a file, or a state: where to start.
 
     State: a few hundred bytes; see `LoaderState`. Cost of a resume: O(1) at any position, for this library's nodes.
@@ -113,6 +116,7 @@ class StatefulDataLoader(PipelineView, Generic[T_co]):
         max_skipped: int = 0,
         max_restarts: int = 3,
         resumable: bool = True,
+        last_batch_policy: LastBatchPolicy | str | None = None,
         checkpoint: bytes | str | PathLike[str] | Mapping[str, Any] | None = None,
     ) -> None:
         arguments = DatasetArguments(
@@ -151,14 +155,15 @@ class StatefulDataLoader(PipelineView, Generic[T_co]):
         self._resumable = resumable
         self._restored = False
         self._begun = -1  # the epoch of the last iterator, without resume
-        if checkpoint is not None:
-            try:
+        try:
+            set_last_batch_policy(self._root, last_batch_policy)
+            if checkpoint is not None:
                 with keeping_nobody_waiting(self._root):
                     state = state_of(checkpoint)
                 self.load_state_dict(state)
-            except BaseException:
-                self.close()  # the caller may try an older one, over the same nodes
-                raise
+        except BaseException:
+            self.close()  # the caller may try an older one, over the same nodes
+            raise
 
     def __iter__(self) -> LoaderIterator[T_co]:
         """An iterator over what is left of the current epoch.
@@ -182,13 +187,6 @@ class StatefulDataLoader(PipelineView, Generic[T_co]):
         elif self._begun == mark[0]:
             stream.move(self._root, mark)
         self._begun = self._root.consumed()[0]
-
-    def __len__(self) -> int:
-        """Batches in a full epoch on this rank; TypeError where the pipeline does not know."""
-        length = self._root.length()
-        if length is None:
-            raise TypeError("this pipeline is endless or over a source that does not know its length")
-        return length
 
     def state_dict(self) -> LoaderState:
         """The position after the last batch handed out, as a fresh plain mapping.

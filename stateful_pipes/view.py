@@ -39,6 +39,13 @@ class PipelineView:
         epoch, consumed, *_ = self._root.consumed()
         return Position(epoch, consumed)
 
+    def __len__(self) -> int:
+        """Batches in a full epoch on this rank (of a `FileReader`: in the current one); TypeError where that is not known."""
+        length = self._root.length()
+        if length is None:
+            raise TypeError("this pipeline is endless or over a source that does not know its length")
+        return length
+
     def stats(self) -> dict[str, int]:
         """Counts.
 

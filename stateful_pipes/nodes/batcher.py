@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+import torch
 from torch.utils.data import default_collate
 from torchdata.nodes import BaseNode
 
@@ -15,7 +16,7 @@ from stateful_pipes.node import Node
 from stateful_pipes.nodes.foreign import as_node, walk_all
 from stateful_pipes.nodes.user_error import raise_noted
 from stateful_pipes.rng import COLLATE, GLOBAL_GENERATORS, GlobalGenerator, as_seed, derive, derive_each, draw_seed, seeder
-from stateful_pipes.skips import LEFT_OUT
+from stateful_pipes.skips import LEFT_OUT, noting
 from stateful_pipes.ticket import Mark, Samples, Ticket, packed, positions_of
 
 __all__ = ["SeededBatcher"]
@@ -27,7 +28,8 @@ class SeededBatcher(Node[T_co]):
     """Groups `batch_size` items and collates them, a `collate_fn` of your own under a seed of the batch's own.
 
     That seed is a hash of (seed, epoch, position of the first sample), so unlike the samples' seeds it changes with the
-    batch size and the number of ranks. A batch's position, for nodes above, is that of its first sample.
+    batch size and the number of ranks. A batch's position, for nodes above, is that of its first sample. Where the source
+    gives an empty batch, as a `FileReader` may with PARTIAL, it is default_collate's tensors with 0 samples, or `collate_fn([])`.
 
     Args:
         source: The node below.
@@ -100,8 +102,11 @@ class SeededBatcher(Node[T_co]):
                 self._ended = True
                 break
         epoch = tickets[0][0]
-        firsts = [positions_of(ticket)[0] for ticket in tickets]
-        return (epoch, packed(firsts), tuple(tickets), derive(self.seed, self._purpose, epoch) if self._seeds_collate else 0)
+        firsts = [_first_position(ticket) for ticket in tickets]
+        key = derive(self.seed, self._purpose, epoch) if self._seeds_collate else 0
+        if all(positions_of(ticket) for ticket in tickets):
+            return (epoch, packed(firsts), tuple(tickets), key)
+        return (epoch, packed(firsts), tuple(tickets), key, self._first_batch(epoch))
 
     def _pull_batch(self) -> Ticket:
         ticket = self._source.pull(self.batch_size)
@@ -110,13 +115,25 @@ class SeededBatcher(Node[T_co]):
             return self._source.pull(self.batch_size)
         return ticket
 
+    def _first_batch(self, epoch: int) -> Ticket:
+        """The ticket of an epoch's first batch, which shows what an empty one would be made of."""
+        mark = self._source.mark()
+        self._source.seek(self._source.start(epoch))
+        try:
+            return self._source.pull(self.batch_size)
+        finally:
+            self._source.seek(mark)
+
     def run(self, ticket: Ticket) -> list[Any]:
-        _, _, tickets, key = ticket
+        _, _, tickets, key, *model = ticket
         seeds = derive_each(key, positions_of(ticket)) if self._seeds_collate else ()
         out = []
         for i, below in enumerate(tickets):
             samples = [sample for sample in self._source.run(below) if sample is not LEFT_OUT]
-            if not samples:
+            if not positions_of(below) and not self._seeds_collate:
+                out.append(self._empty(model[0]))
+                continue
+            if not samples and positions_of(below):
                 out.append(LEFT_OUT)
                 continue
             if self._seeds_collate:
@@ -124,10 +141,16 @@ class SeededBatcher(Node[T_co]):
             try:
                 out.append(self.collate_fn(samples))
             except Exception as error:
-                held = positions_of(below)
+                held = positions_of(below) or [_first_position(below)]
                 place = f"in node {self.name!r} at epoch {ticket[0]}, collating positions {held[0]} to {held[-1]}"
                 raise_noted(error, self.collate_fn, place)
         return out
+
+    def _empty(self, model: Ticket) -> Any:
+        """A batch without samples: what default_collate makes of another batch's, cut to none of them."""
+        with noting():  # what is left out of that one counts there
+            samples = [sample for sample in self._source.run(model) if sample is not LEFT_OUT]
+        return emptied(self.collate_fn(samples[:1])) if samples else []
 
     def samples(self, ticket: Ticket) -> Samples:
         below = [self._source.samples(one) for one in ticket[2]]
@@ -166,6 +189,25 @@ class SeededBatcher(Node[T_co]):
     def global_generators(self) -> frozenset[GlobalGenerator]:
         own = frozenset(GLOBAL_GENERATORS if self._seeds_collate else ())
         return own | self._source.global_generators()
+
+
+def _first_position(ticket: Ticket) -> int:
+    """Of the ticket's first sample; of an empty one, that which comes next."""
+    positions = ticket[1]
+    return int(positions[0]) if isinstance(positions, tuple) else positions_of(ticket)[0]
+
+
+def emptied(batch: Any) -> Any:
+    """A batch of the same structure, types and shapes, but with no samples."""
+    if isinstance(batch, torch.Tensor):
+        return batch[:0].clone()
+    if isinstance(batch, Mapping):
+        return {key: emptied(one) for key, one in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*map(emptied, batch))
+    if isinstance(batch, (list, tuple)):  # of fields; of the samples themselves where these are strings
+        return type(batch)(emptied(one) for one in batch if not isinstance(one, (str, bytes)))
+    return batch
 
 
 _seed_all = seeder(GLOBAL_GENERATORS)
