@@ -1,4 +1,4 @@
-"""That all ranks load the same state."""
+"""That all ranks load the same state, or none does."""
 
 from __future__ import annotations
 

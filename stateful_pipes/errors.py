@@ -232,7 +232,7 @@ class TrainingResumeIncompleteError(StatefulPipesError):
 
 
 class TrainingPausedError(StatefulPipesError):
-    """A training step was asked of a paused trainer."""
+    """A step, or another pause, was asked of a paused trainer."""
 
     code = 324
     message = "Training is paused; resume it first"

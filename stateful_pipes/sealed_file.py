@@ -22,7 +22,7 @@ _CHUNK: Final = 2**20
 
 
 def write_sealed(file: BinaryIO, state: Mapping[str, Any]) -> None:
-    """Saves a state and seals it.
+    """Saves a state in an empty file that has a name, and seals it.
 
     Raises:
         OSError: it could not be written.
@@ -36,7 +36,7 @@ def write_sealed(file: BinaryIO, state: Mapping[str, Any]) -> None:
     except Exception as error:
         if sealing.error is not None:  # which torch has met with an error of its own
             raise sealing.error from None
-        if isinstance(error, OSError):
+        if isinstance(error, (OSError, MemoryError)):
             raise
         raise ValueError(f"this state cannot be saved: {_culprit(state) or error}") from error
     if refused:
@@ -58,7 +58,7 @@ def read_sealed(path: str | PathLike[str], *, unsealed: bool = False, **load: An
         Exception: what `torch.load` raises for one that is whole, such as a device that is not there.
     """
     remedy = "Go back to an older checkpoint"
-    with open(path, "rb") as file:  # once: another may take its place meanwhile
+    with open(path, "rb") as file:  # once, but for mmap: another may take its place meanwhile
         size = os.fstat(file.fileno()).st_size - _SEAL_BYTES
         digest = hashlib.sha256()
         for chunk in _chunks(file, size):

@@ -16,6 +16,7 @@ from stateful_pipes.errors import TrainingPausedError
 from stateful_pipes.integers import as_integer
 from stateful_pipes.testing.comparison import first_mismatch
 from stateful_pipes.training import cpu_state, random_state, restore_random_state
+from stateful_pipes.training.random_state import generators_kept
 
 __all__ = ["assert_training_resume"]
 
@@ -73,11 +74,8 @@ def assert_training_resume(
     """
     pause_after = as_integer("pause_after", pause_after, 1)
     total_steps = as_integer("total_steps", total_steps, pause_after)
-    before = random_state(device)
-    try:
+    with generators_kept(device):
         _Run(factory, run_step, snapshot, device).check(checkpoint_path, pause_after, total_steps)
-    finally:
-        restore_random_state(before, device)
 
 
 class _Run(Generic[T]):

@@ -22,13 +22,32 @@ from stateful_pipes.errors import (
 )
 from stateful_pipes.sealed_file import read_sealed, write_sealed
 from stateful_pipes.training.config import Signature, differences, signature_of
-from stateful_pipes.training.random_state import RandomState, check_random_state
+from stateful_pipes.training.random_state import RandomState
 
-__all__ = ["TRAINING_STATE", "Identity", "TrainingCheckpoint", "TrainingState", "check", "identity_of", "read", "write"]
+__all__ = [
+    "TRAINING_STATE",
+    "Identity",
+    "TrainingCheckpoint",
+    "TrainingState",
+    "check_identity",
+    "identity_of",
+    "read_checkpoint",
+    "write_checkpoint",
+]
 
 TRAINING_STATE: Final = "training_state"
 _FORMAT: Final = "stateful_pipes.training"
 _FORMAT_VERSION: Final = 1
+_FIELDS: Final[Mapping[str, Any]] = {
+    "version": (int, str),
+    "config": dict,
+    "device": str,
+    "amp": dict,
+    "objects": dict,
+    "loaders": dict,
+    "extra": object,
+    "random": dict,
+}
 
 
 class Identity(TypedDict):
@@ -88,7 +107,7 @@ def identity_of(config: object, version: int | str, device: torch.device | str, 
     }
 
 
-def write(
+def write_checkpoint(
     path: str | PathLike[str],
     ordinary: Mapping[str, Any],
     identity: Identity,
@@ -112,7 +131,7 @@ def write(
     write_atomically(path, lambda file: write_sealed(file, whole))
 
 
-def read(path: str | PathLike[str]) -> TrainingState:
+def read_checkpoint(path: str | PathLike[str]) -> TrainingState:
     """The resume part of a file, whole, on the CPU. No code in the file is run.
 
     Raises:
@@ -147,13 +166,12 @@ def read(path: str | PathLike[str]) -> TrainingState:
     return cast(TrainingState, state)
 
 
-def check(state: TrainingState, identity: Identity, device: torch.device | None) -> None:
-    """Compares who saved with who resumes, and looks whether the generators' states can be taken.
+def check_identity(state: TrainingState, identity: Identity) -> None:
+    """Compares who saved with who resumes.
 
     Raises:
         TrainingResumeVersionMismatchError, TrainingResumeConfigMismatchError, TrainingResumeDeviceMismatchError,
         TrainingResumeAMPMismatchError: another one saved.
-        TrainingResumeCheckpointFormatError: the states of the generators are damaged.
     """
     if state["version"] != identity["version"]:
         raise TrainingResumeVersionMismatchError(
@@ -165,22 +183,6 @@ def check(state: TrainingState, identity: Identity, device: torch.device | None)
         raise TrainingResumeDeviceMismatchError(expected=identity["device"], found=state["device"])
     if wrong := differences(state["amp"], identity["amp"]):
         raise TrainingResumeAMPMismatchError(differences=wrong)
-    try:
-        check_random_state(state["random"], device)
-    except (ValueError, TypeError) as error:
-        raise TrainingResumeCheckpointFormatError(str(error)) from error
-
-
-_FIELDS: Final[Mapping[str, Any]] = {
-    "version": (int, str),
-    "config": dict,
-    "device": str,
-    "amp": dict,
-    "objects": dict,
-    "loaders": dict,
-    "extra": object,
-    "random": dict,
-}
 
 
 def _is_signature(value: Mapping[Any, object]) -> bool:

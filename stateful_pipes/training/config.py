@@ -59,13 +59,11 @@ def signature_of(value: object, path: str = "config", leave_out: frozenset[str] 
     """
     if isinstance(value, (type, types.ModuleType, *_NAMED)):
         raise TypeError(f"{path} must hold its entries in a mapping, a dataclass, a namespace..., got {value!r}")
-    found: Signature = {}
-    _Walk(frozenset(f".{name}" for name in leave_out)).describe(found, value, path)
-    return found
+    return _described(value, path, frozenset(f".{name}" for name in leave_out))
 
 
 def differences(saved: Signature, current: Signature) -> tuple[Difference, ...]:
-    """Every path at which two signatures differ; of what is there in one alone, the highest one."""
+    """Every path at which two signatures differ; of a branch that one alone has, where it begins."""
     wrong = []
     changed: set[str] = set()
     for path in {**saved, **current}:
@@ -84,43 +82,35 @@ def differences(saved: Signature, current: Signature) -> tuple[Difference, ...]:
 
 def _difference(path: str, saved: str, current: str) -> Difference:
     if saved.startswith(_GENERATOR) and current.startswith(_GENERATOR):
-        return Difference("", path, saved, current, "pass a fresh one, seeded as at the start: one of them was already advanced")
+        return Difference(
+            "",
+            path,
+            saved,
+            current,
+            "pass a fresh one, seeded as at the start: this one was seeded otherwise or already advanced",
+        )
     return Difference("", path, saved, current, "set it as it was when the training was started")
 
 
-class _Walk:
-    """Through a configuration, depth first."""
-
-    def __init__(self, leave_out: frozenset[str]) -> None:
-        self.leave_out = leave_out  # steps of the first level
-        self.above: list[int] = []
-
-    def describe(self, found: Signature, value: Any, path: str, objects: int = 0) -> None:
-        if type(value) in _PLAIN:
-            found[path] = _shortened(repr(value))
-            return
-        if id(value) in self.above:
-            found[path] = f"the one {len(self.above) - self.above.index(id(value))} levels above"
-            return
-        text, inner = _parts(value)
-        if inner is None:  # what such an object refers to may be anything: far down it is seen by its class alone
-            objects += 1
-            inner = _attributes(value) if objects <= _DEEPEST else ()
-        self.above.append(id(value))
-        below: list[Signature] = []  # of each
-        for step, item in inner:
-            if len(self.above) > 1 or step not in self.leave_out:
-                below.append({})
-                self.describe(below[-1], item, f"{path}{step}", objects)
-        self.above.pop()
-        if isinstance(value, Set):  # in any order
-            found[path] = f"{text} {_digest(sorted(map(_digest, below)))}"
-        elif len(below) > _LONGEST and isinstance(value, (Sequence, ValuesView, np.ndarray)):
-            found[path] = f"{text} of {len(below)} {_digest(below)}"
-        else:
-            found[path] = _shortened(text)
-            for one in below:
-                found.update(one)
+def _described(
+    value: Any, path: str, leave_out: frozenset[str] = frozenset(), above: tuple[int, ...] = (), objects: int = 0
+) -> Signature:
+    """The signature of a part, given the ids of what it lies in, and in how many objects of any class it does."""
+    if type(value) in _PLAIN:
+        return {path: _shortened(repr(value))}
+    if id(value) in above:
+        return {path: f"the one {len(above) - above.index(id(value))} levels above"}
+    text, inner = _parts(value)
+    if inner is None:  # what such an object refers to may be anything: far down it is seen by its class alone
+        objects += 1
+        inner = _attributes(value) if objects <= _DEEPEST else ()
+    within = (*above, id(value))
+    below = [_described(item, f"{path}{step}", above=within, objects=objects) for step, item in inner if step not in leave_out]
+    if isinstance(value, Set):  # in any order
+        return {path: f"{text} {_digest(sorted(map(_digest, below)))}"}
+    if len(below) > _LONGEST and isinstance(value, (Sequence, ValuesView, np.ndarray)):
+        return {path: f"{text} of {len(below)} {_digest(below)}"}
+    return {place: one for part in ({path: _shortened(text)}, *below) for place, one in part.items()}
 
 
 def _shortened(text: str) -> str:
@@ -184,8 +174,7 @@ def _items(value: Any) -> Iterable[tuple[str, Any]]:
 def _step(key: object) -> str:
     if type(key) is str and key.isidentifier():
         return f".{key}"
-    found: Signature = {}
-    _Walk(frozenset()).describe(found, key, "")
+    found = _described(key, "")
     return f"[{found['']}]" if len(found) == 1 else f"[{found['']} {_digest(found)}]"
 
 

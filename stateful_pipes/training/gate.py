@@ -12,12 +12,11 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 from stateful_pipes.caught import brief
 from stateful_pipes.errors import TrainingPausedError, TrainingResumeIncompleteError, TrainingStepIncompleteError
 
-__all__ = ["GATE", "Gate", "gate_of", "serialized_training", "training_step"]
+__all__ = ["Gate", "gate_of", "serialized_training", "training_step"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
-GATE: Final = "_training_gate"
 _RETURNS_EARLY: Final = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
 
 
@@ -43,8 +42,8 @@ class Gate:
         """A training step; one inside another is a part of it.
 
         Raises:
-            TrainingPausedError: it has no place now.
-            TrainingResumeIncompleteError: nor has it then.
+            TrainingPausedError: the trainer is paused.
+            TrainingResumeIncompleteError: a resume failed halfway.
         """
         with self._lock:
             self._refuse_locked()
@@ -85,7 +84,7 @@ class Gate:
 
     @contextmanager
     def resuming(self) -> Iterator[None]:
-        """Nothing is changed in here yet."""
+        """Alone, and not within a step; what is checked in here changes nothing."""
         with self._lock:
             self._refuse_within_step("resume")
             yield
@@ -139,7 +138,7 @@ def serialized_training(method: Callable[Concatenate[T, P], R]) -> Callable[Conc
 
 def gate_of(trainer: object) -> Gate:
     """Its gate; AttributeError if it has none yet."""
-    gate = getattr(trainer, GATE, None)
+    gate = getattr(trainer, "_training_gate", None)
     if not isinstance(gate, Gate):
         raise AttributeError(f"{type(trainer).__name__} has to call _initialize_training_resume() in its constructor")
     return gate

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from functools import partial
 from os import PathLike
 from typing import Any, Final
@@ -12,10 +11,24 @@ import torch
 
 from stateful_pipes.agreement import check_agreement, failing_together
 from stateful_pipes.loader import StatefulDataLoader
-from stateful_pipes.training.checkpoint import TRAINING_STATE, Identity, check, identity_of, read, write
-from stateful_pipes.training.gate import GATE, Gate, gate_of
-from stateful_pipes.training.objects import Stateful, check_states, named, restore_objects
-from stateful_pipes.training.random_state import check_device, random_state, restore_random_state
+from stateful_pipes.training.checkpoint import (
+    TRAINING_STATE,
+    Identity,
+    check_identity,
+    identity_of,
+    read_checkpoint,
+    write_checkpoint,
+)
+from stateful_pipes.training.gate import Gate, gate_of
+from stateful_pipes.training.objects import Stateful, check_states, damage_told, named_objects, restore_objects
+from stateful_pipes.training.random_state import (
+    check_device,
+    check_generators,
+    check_random_state,
+    generators_kept,
+    random_state,
+    restore_random_state,
+)
 from stateful_pipes.training.snapshot import cpu_state
 
 __all__ = ["TrainingResumeMixin"]
@@ -38,21 +51,25 @@ class TrainingResumeMixin:
       `zero_grad(set_to_none=False)` makes a difference.
     * Objects are loaded in their order: one that adds parameter groups to an optimizer comes before it.
     * Hooks run while all other threads wait: one that waits for a thread that calls such a method waits for ever.
-    * A handler of a signal had better note that it was called; it may come in the middle of a serialized method.
+    * A signal may come in the middle of a serialized method: let its handler set a flag, and pause after the step.
 
-    Under torch.distributed each rank pauses to a file of its own, since their generators differ, and all ranks that share a
-    loader resume together: where one refuses its file, all do.
+    Under torch.distributed each rank pauses to a file of its own, since their generators differ, and by itself: pause to a new
+    folder each time, and keep the one before until all ranks have. All ranks that share a loader resume together: where one
+    refuses its file, all do.
     """
 
     _training_identity: Identity
     _training_device: torch.device | None
+    _training_gate: Gate
 
     def _initialize_training_resume(self, config: object, *, version: int | str, device: torch.device | str, amp: object) -> None:
         """Records what a resume compares; the configuration is looked at now, and never again.
 
         Args:
-            config: What the training is shaped by: see `signature_of` for what is compared. An entry "load" at its first level
-                is left out. A generator in it is compared by its state.
+            config: What the training is shaped by: a mapping, a dataclass, a namespace... Numbers and strings are compared with
+                their types, mappings with the order of their keys, tensors and arrays by content, generators by state,
+                functions and classes by name, objects by class and public attributes. An entry "load" at its first
+                level is left out.
             version: Of the trainer; to be changed when what it saves changes its meaning.
             device: What it trains on. The kind is compared. Of a CUDA device the generator is saved, too.
             amp: Its setting of automatic mixed precision: a bool, a dtype, a mapping...
@@ -62,16 +79,19 @@ class TrainingResumeMixin:
         """
         self._training_device = check_device(device)
         self._training_identity = identity_of(config, version, device, amp)
-        setattr(self, GATE, Gate())
+        self._training_gate = Gate()
 
     # The hooks.
 
     def _resume_objects(self) -> Mapping[str, Stateful]:
-        """Model, optimizer, scheduler, GradScaler, samplers of your own...: all that has a `state_dict`, by name."""
+        """Model, optimizer, scheduler, GradScaler, samplers...: all that has `state_dict` and `load_state_dict`, by name.
+
+        One that has `validate_state_dict(state_dict)`, too, is asked by it before anything is loaded.
+        """
         raise _missing(self, "_resume_objects")
 
     def _resume_loaders(self) -> Mapping[str, Stateful]:
-        """All loaders, by name."""
+        """All loaders, by name; as the objects, but loaded after them."""
         raise _missing(self, "_resume_loaders")
 
     def _resume_extra_state(self) -> Any:
@@ -126,12 +146,12 @@ class TrainingResumeMixin:
             OSError: it could not be written.
         """
         _require_hooks(self)
-        with gate_of(self).pausing(), _generators_kept(self._training_device):
+        with gate_of(self).pausing(), generators_kept(self._training_device):
             random = random_state(self._training_device)
             self._validate_resume()
             ordinary = _ordinary_of(self)
-            objects = named("_resume_objects", self._resume_objects())
-            loaders = named("_resume_loaders", self._resume_loaders())
+            objects = named_objects("_resume_objects", self._resume_objects())
+            loaders = named_objects("_resume_loaders", self._resume_loaders())
             shared = _shared_of(self, ordinary, objects)
             parts = {
                 "objects": {name: one.state_dict() for name, one in objects.items() if name not in shared},
@@ -142,7 +162,7 @@ class TrainingResumeMixin:
             parts["objects"] = {name: ordinary[name] if name in shared else parts["objects"][name] for name in objects}
             check_states("objects", parts["objects"], objects)  # a file that no resume would take is no use
             check_states("loaders", parts["loaders"], loaders)
-            write(path, ordinary, self._training_identity, random=random, **parts)
+            write_checkpoint(path, ordinary, self._training_identity, random=random, **parts)
 
     def resume(self, path: str | PathLike[str]) -> None:
         """Puts the training back to where `pause` saved it, and unlocks it.
@@ -166,28 +186,33 @@ class TrainingResumeMixin:
         _require_hooks(self)
         gate = gate_of(self)
         with gate.resuming():
-            with _generators_kept(self._training_device):
-                loaders = named("_resume_loaders", self._resume_loaders())
+            # Of a device that is not there nothing can be kept; that it is not there is told below.
+            with generators_kept(self._training_device if torch.cuda.is_available() else None):
+                loaders = named_objects("_resume_loaders", self._resume_loaders())
                 pipelines = {name: one.pipeline for name, one in loaders.items() if isinstance(one, StatefulDataLoader)}
-                with failing_together(pipelines.values()):
-                    objects = named("_resume_objects", self._resume_objects())
-                    state = read(path)
-                    check(state, self._training_identity, self._training_device)
+                together = partial(failing_together, pipelines.values())
+                with together():
+                    objects = named_objects("_resume_objects", self._resume_objects())
+                    state = read_checkpoint(path)
+                    check_identity(state, self._training_identity)
+                    check_generators(self._training_device)
+                    with damage_told("the generators"):
+                        check_random_state(state["random"], self._training_device)
                     self._validate_resume()
                     check_states("objects", state["objects"], objects)
                     check_states("loaders", state["loaders"], loaders)
                 for name, pipeline in pipelines.items():
                     check_agreement(pipeline, state["loaders"][name])
-            restores: list[Callable[[], Any]] = [
-                partial(restore_objects, state["objects"], objects),
-                *(partial(loader.load_state_dict, state["loaders"][name]) for name, loader in loaders.items()),
-                partial(self._load_resume_extra_state, state["extra"]),
-                self._rebuild_resume_iterators,
-            ]
+            # Not in inference mode: what is made in that cannot be trained with.
             with gate.restoring(), torch.inference_mode(False):
-                for restore in restores:
-                    with failing_together(pipelines.values()):  # each alone, since in a loader's load the ranks meet, too
-                        restore()
+                with together():
+                    restore_objects(state["objects"], objects)
+                for name, loader in loaders.items():
+                    with together():  # each alone, since the ranks meet in its load
+                        loader.load_state_dict(state["loaders"][name])
+                with together():
+                    self._load_resume_extra_state(state["extra"])
+                    self._rebuild_resume_iterators()
                 restore_random_state(state["random"], self._training_device)
 
 
@@ -209,17 +234,6 @@ def _require_hooks(trainer: TrainingResumeMixin) -> None:
 
 def _missing(trainer: TrainingResumeMixin, hook: str) -> NotImplementedError:
     return NotImplementedError(f"{type(trainer).__name__} has to define {hook}()")
-
-
-@contextmanager
-def _generators_kept(device: torch.device | None) -> Iterator[None]:
-    """Hooks may draw: that is not to be seen in the training."""
-    device = device if torch.cuda.is_available() else None  # that it is not there is for others to say
-    before = random_state(device)
-    try:
-        yield
-    finally:
-        restore_random_state(before, device)
 
 
 def _ordinary_of(trainer: TrainingResumeMixin) -> dict[str, Any]:

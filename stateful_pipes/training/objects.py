@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -11,18 +12,22 @@ from stateful_pipes.errors import TrainingResumeCheckpointFormatError, TrainingR
 from stateful_pipes.loader import StatefulDataLoader
 from stateful_pipes.training.grad_scaler import check_grad_scaler_state, restore_grad_scaler_state
 
-__all__ = ["Stateful", "check_states", "named", "restore_objects"]
+__all__ = ["Stateful", "check_states", "damage_told", "named_objects", "restore_objects"]
 
 
 class Stateful(Protocol):
-    """A model, an optimizer, a scheduler, a scaler, a loader..."""
+    """A model, an optimizer, a scheduler, a scaler, a loader...
+
+    One that has a method `validate_state_dict(state_dict)` as well, which raises where `load_state_dict` would and changes
+    nothing, is asked before anything is loaded.
+    """
 
     def state_dict(self) -> Any: ...
 
     def load_state_dict(self, state_dict: Any) -> Any: ...
 
 
-def named(hook: str, found: Any) -> dict[str, Any]:
+def named_objects(hook: str, found: Any) -> dict[str, Any]:
     """What a hook returned, by name; those of a sequence are called by their numbers.
 
     Raises:
@@ -46,12 +51,19 @@ def check_states(what: str, states: Mapping[str, Any], current: Mapping[str, Any
         if isinstance(one, StatefulDataLoader) and isinstance(state, Mapping) and not state:  # at which a load does nothing
             raise TrainingResumeCheckpointFormatError(f"the state of {name!r} in {what} is empty")
         if isinstance(one, torch.amp.GradScaler):
-            try:
+            with damage_told(f"{name!r} in {what}"):
                 check_grad_scaler_state(one, state)
-            except ValueError as error:
-                raise TrainingResumeCheckpointFormatError(f"{name!r} in {what}: {error}") from error
         elif hasattr(one, "validate_state_dict"):
             one.validate_state_dict(state)
+
+
+@contextmanager
+def damage_told(place: str) -> Iterator[None]:
+    """Where a part's own check finds it damaged, so is the checkpoint."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        raise TrainingResumeCheckpointFormatError(f"{place}: {error}") from error
 
 
 def restore_objects(states: Mapping[str, Any], objects: Mapping[str, Any]) -> None:

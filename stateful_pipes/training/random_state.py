@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final, NotRequired, TypedDict
 
 import numpy as np
 import torch
 
 __all__ = [
-    "NumpyState",
-    "PythonState",
     "RandomState",
     "check_device",
+    "check_generators",
     "check_random_state",
+    "generators_kept",
     "random_state",
     "restore_random_state",
 ]
@@ -87,7 +88,7 @@ def random_state(device: torch.device | str | None = None) -> RandomState:
     >>> drawn == (random.random(), np.random.random(), torch.rand(()).item())
     True
     """
-    cuda = _available(device)
+    cuda = check_generators(device)
     version, words, gauss = random.getstate()
     numpy = _numpy_state()
     state: RandomState = {
@@ -124,10 +125,28 @@ def restore_random_state(state: RandomState, device: torch.device | str | None =
         torch.cuda.set_rng_state(state["cuda"].cpu(), cuda)
 
 
+@contextmanager
+def generators_kept(device: torch.device | str | None = None) -> Iterator[None]:
+    """After it the generators are as before it, whatever was drawn."""
+    before = random_state(device)
+    try:
+        yield
+    finally:
+        restore_random_state(before, device)
+
+
+def check_generators(device: torch.device | str | None = None) -> torch.device | None:
+    """Raises ValueError where this process has no generators to take a state; returns the device as `check_device`."""
+    cuda = check_device(device)
+    if cuda is not None and not torch.cuda.is_available():
+        raise ValueError(f"device {cuda} is not available")
+    _numpy_state()
+    return cuda
+
+
 def check_random_state(state: Any, device: torch.device | str | None = None) -> None:
     """Raises what `restore_random_state` would; sets nothing but generators of its own."""
-    cuda = _available(device)
-    _numpy_state()
+    cuda = check_generators(device)
     fields = {"python", "numpy", "torch"} | (set() if cuda is None else {"cuda"})
     _check_keys("a random state", state, fields)
     try:
@@ -148,13 +167,6 @@ def check_device(device: torch.device | str | None) -> torch.device | None:
             f"device must be a CPU or CUDA device, got {found}: name the CPU, and save that one's generator yourself"
         )
     return found if found.type == "cuda" else None
-
-
-def _available(device: torch.device | str | None) -> torch.device | None:
-    cuda = check_device(device)
-    if cuda is not None and not torch.cuda.is_available():
-        raise ValueError(f"device {cuda} is not available")
-    return cuda
 
 
 def _numpy_state() -> Any:

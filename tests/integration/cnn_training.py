@@ -149,4 +149,5 @@ def resume_all(folder, workers):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    resume_all(Path(sys.argv[1]), int(sys.argv[2]))
+    for workers in sys.argv[2:]:
+        resume_all(Path(sys.argv[1]), int(workers))

@@ -15,6 +15,8 @@ from stateful_pipes.training import cpu_state
 from tests.integration import cnn_training
 from tests.integration.cnn_training import STEPS, Trainer
 
+WORKERS = (0, 2)
+
 
 @pytest.fixture(autouse=True)
 def one_thread():
@@ -25,7 +27,7 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("pause_after", range(1, STEPS))
+@pytest.mark.parametrize("pause_after", range(1, STEPS + 1))
 def test_in_the_same_process(tmp_path, pause_after):
     assert_training_resume(Trainer, Trainer.step, tmp_path / "paused.pt", pause_after, STEPS, Trainer.snapshot)
 
@@ -38,9 +40,7 @@ def test_with_other_numbers_of_workers(tmp_path, pause_after, workers):
     assert_training_resume(factory, Trainer.step, tmp_path / "paused.pt", pause_after, STEPS, Trainer.snapshot)
 
 
-@pytest.fixture
-def paused(tmp_path):
-    """A file for each pause; a training without a break, its results and end."""
+def test_in_a_new_process(tmp_path):
     trainer = Trainer()
     results = []
     for step in range(1, STEPS):
@@ -50,22 +50,17 @@ def paused(tmp_path):
     results.append(cpu_state(trainer.step()))
     trainer.close()
     whole = Trainer()
-    expected = [cpu_state(whole.step()) for _ in range(STEPS)]
-    assert first_mismatch(expected, results) is None
+    assert first_mismatch([cpu_state(whole.step()) for _ in range(STEPS)], results) is None
     end = cpu_state(whole.snapshot())
     whole.close()
-    return expected, end
 
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_in_a_new_process(tmp_path, paused, workers):
-    results, end = paused
-    command = [sys.executable, cnn_training.__file__, str(tmp_path), str(workers)]
+    command = [sys.executable, cnn_training.__file__, str(tmp_path), *map(str, WORKERS)]
     subprocess.run(command, check=True, cwd=Path(__file__).parent)
-    resumed = torch.load(tmp_path / f"resumed-{workers}.pt", weights_only=False)
-    for pause_after in range(1, STEPS):
-        expected = {"results": results[pause_after:], "end": end}
-        assert first_mismatch(expected, resumed[pause_after]) is None, f"paused after step {pause_after}"
+    for workers in WORKERS:
+        resumed = torch.load(tmp_path / f"resumed-{workers}.pt", weights_only=False)
+        for pause_after in range(1, STEPS):
+            expected = {"results": results[pause_after:], "end": end}
+            assert first_mismatch(expected, resumed[pause_after]) is None, f"paused after step {pause_after}, {workers} workers"
 
 
 def test_what_the_test_can_see(tmp_path):

@@ -165,7 +165,7 @@ def test_an_object_that_refuses_its_own_state_locks_the_trainer(path, truth):
     trainer = trained(1)
     with pytest.raises(RuntimeError, match="size mismatch"):
         trainer.resume(path)
-    is_locked(trainer, path.with_name("new"), "size mismatch|RuntimeError")
+    is_locked(trainer, path.with_name("new"), "(?s)size mismatch")
     path.write_bytes(data)
     trainer.resume(path)
     assert run(trainer, 3) == truth[STEPS : STEPS + 3]

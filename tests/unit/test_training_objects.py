@@ -16,7 +16,7 @@ from stateful_pipes.errors import (
     TrainingResumeObjectsMismatchError,
 )
 from stateful_pipes.testing.comparison import first_mismatch
-from stateful_pipes.training.objects import check_states, named, restore_objects
+from stateful_pipes.training.objects import check_states, named_objects, restore_objects
 from tests.unit.trainers import Trainer, look, paused
 
 
@@ -169,12 +169,12 @@ def test_other_names():
 @pytest.mark.parametrize("found", [{"a": 3}, [torch.zeros(1)], {1: Held()}], ids=str)
 def test_what_has_no_state_is_refused(found):
     with pytest.raises(TypeError, match=r"_hook\(\)"):
-        named("_hook", found)
+        named_objects("_hook", found)
 
 
 def test_those_of_a_sequence_are_called_by_their_numbers():
     one, other = Held(), Held()
-    assert named("_hook", [one, other]) == {"0": one, "1": other}
+    assert named_objects("_hook", [one, other]) == {"0": one, "1": other}
 
 
 def test_a_file_of_the_cpu_for_a_trainer_of_a_gpu(tmp_path):
