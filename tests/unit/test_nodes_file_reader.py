@@ -1,0 +1,539 @@
+"""The file reader: its items, its resume at any cut, what its state refuses, and how a loader gives it a policy."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import pickle
+
+import pytest
+import torch
+import torchdata.nodes as tn
+from torch.utils.data import default_collate
+
+from stateful_pipes import (
+    FileReader,
+    LastBatchPolicy,
+    Mixer,
+    ProcessPrefetcher,
+    SamplerNode,
+    SeededBatcher,
+    SeededFlatMapper,
+    SeededMapper,
+    SequentialSampler,
+    StatefulDataLoader,
+    positions_of,
+)
+from stateful_pipes.errors import ResumableBatchConfigurationError, StateMismatchError
+from tests.streams import same
+
+EPOCHS = 3
+WAYS = {
+    "plain": {},
+    "stick": {"stick_to_shard": True},
+    "random": {"random_shuffle": True, "initial_fill": 4, "seed": 1},
+    "random, stick": {"random_shuffle": True, "initial_fill": 2, "seed": 1, "stick_to_shard": True},
+    "random, small": {"random_shuffle": True, "initial_fill": 1, "seed": 1},
+    "random, whole": {"random_shuffle": True, "initial_fill": 100, "seed": 1},
+    "shuffled": {"shuffle_after_epoch": True, "shuffle_after_epoch_seed": 5},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("files")
+    for number in range(23):
+        (path / f"{number:02}").write_bytes(bytes([number]) * (number % 3))
+    return path
+
+
+@pytest.fixture
+def reader(folder):
+    def make(count=11, **options):
+        return FileReader(folder, [f"{number:02}" for number in range(count)], **options)
+
+    return make
+
+
+@pytest.fixture
+def loader(reader):
+    def make(batch_size=2, policy=None, workers=0, count=11, **options):
+        batcher = SeededBatcher(reader(count, **options), batch_size, collate_fn=labels)
+        return StatefulDataLoader(ProcessPrefetcher(batcher, workers), last_batch_policy=policy)
+
+    return make
+
+
+def labels(samples):
+    return [label.item() for _, label in samples]
+
+
+def epochs(loader, count=EPOCHS):
+    return [list(loader) for _ in range(count)]
+
+
+# The items.
+
+
+def test_items_are_bytes_and_labels(folder):
+    items = list(FileReader(folder, ["05", "03", "07"], [9, -1, 2**31 - 1]))
+    expected = [(torch.tensor([5, 5], dtype=torch.uint8), 9), (torch.empty(0, dtype=torch.uint8), -1)]
+    expected += [(torch.tensor([7], dtype=torch.uint8), 2**31 - 1)]
+    assert same(items, [(data, torch.tensor([label], dtype=torch.int32)) for data, label in expected])
+
+
+def test_items_are_the_caller_s_own(reader):
+    first = list(reader(3))
+    for data, label in first:
+        data += 1
+        label += 1
+    assert [label.item() for _, label in reader(3)] == [0, 1, 2]
+
+
+def test_a_ticket_is_small_and_plain(reader):
+    node = reader(random_shuffle=True)
+    SeededBatcher(node, 4)
+    ticket = node.pull(4)
+    assert [type(part) for part in ticket] == [int, tuple, bytes]
+    assert len(pickle.dumps(ticket)) < 100
+    assert same(node.run(ticket), node.run(ticket))
+    assert same(pickle.loads(pickle.dumps(node)).run(ticket), node.run(ticket))
+
+
+def test_a_file_that_is_gone_is_named(folder):
+    node = FileReader(folder, ["00", "missing"])
+    SeededBatcher(node, 2)
+    with pytest.raises(FileNotFoundError) as caught:
+        node.run(node.pull(2))
+    assert "node 'file_reader' at epoch 0, positions 1 (indices 1), reading 'missing'" in "".join(caught.value.__notes__)
+
+
+def test_no_two_samples_of_an_epoch_share_a_position(reader):
+    positions = []
+    for shard_id in range(3):
+        node = reader(11, num_shards=3, shard_id=shard_id)
+        batcher = SeededBatcher(node, 2)
+        for _ in range(2):
+            positions += positions_of(node.pull(2))
+        assert batcher.length() == 2
+    assert sorted(positions) == list(range(12))
+
+
+# The order.
+
+
+def test_without_a_batcher_an_epoch_is_a_pass(reader):
+    one = StatefulDataLoader(reader(7))
+    assert len(one) == 7
+    assert [labels(one) for _ in range(2)] == [list(range(7))] * 2
+    halves = StatefulDataLoader(reader(7, num_shards=2))
+    assert [labels(halves) for _ in range(2)] == [[0, 1, 2, 3], [4, 5, 6]]  # as all shards together go round
+
+
+@pytest.mark.parametrize("way", ["random", "random, stick", "random, small", "random, whole", "shuffled"])
+@pytest.mark.parametrize("num_shards", [1, 3])
+def test_each_epoch_deals_out_every_file_once_in_another_order(loader, way, num_shards):
+    loaders = [
+        loader(2, "PARTIAL", pad_last_batch=True, num_shards=num_shards, shard_id=i, **WAYS[way]) for i in range(num_shards)
+    ]
+    for one in loaders:
+        assert len(one) == {1: 6, 3: 2}[num_shards]
+    orders = []
+    for _ in range(4):
+        read = [[label for batch in one for label in batch] for one in loaders]
+        assert sorted(label for part in read for label in part) == list(range(11))
+        orders.append(read)
+    distinct = {str(order) for order in orders}
+    # With a buffer of one, files keep the order in which they were dealt out.
+    assert len(distinct) == (4 if way != "random, small" else 1 if num_shards == 1 else 3)
+    assert sorted(orders[0]) != [list(range(11))]
+
+
+def test_a_buffer_is_a_window(loader):
+    one = loader(1, count=23, **{**WAYS["random"], "initial_fill": 1})
+    order = [label for batch in one for label in batch]
+    other = [label for batch in loader(1, count=23, **{**WAYS["random"], "initial_fill": 5}) for label in batch]
+    assert sorted(other) == sorted(order) == list(range(23))
+    assert other != order
+    assert all(order.index(label) < place + 5 for place, label in enumerate(other))
+
+
+def test_seeds_matter(loader):
+    assert epochs(loader(**WAYS["random"])) != epochs(loader(**{**WAYS["random"], "seed": 2}))
+    assert epochs(loader(**WAYS["shuffled"])) != epochs(loader(**{**WAYS["shuffled"], "shuffle_after_epoch_seed": 6}))
+    torch.manual_seed(0)
+    drawn = epochs(loader(random_shuffle=True))
+    torch.manual_seed(0)
+    assert epochs(loader(random_shuffle=True)) == drawn
+    state = torch.get_rng_state()
+    FileReader(files=["a"])
+    assert torch.equal(torch.get_rng_state(), state)  # without a shuffle there is nothing to draw
+
+
+def test_shuffled_shards_stick_and_are_disjoint_in_each_epoch(loader):
+    parts = [epochs(loader(5, count=10, num_shards=2, shard_id=i, **WAYS["shuffled"])) for i in range(2)]
+    for one, other in zip(*parts, strict=True):
+        assert sorted(one[0] + other[0]) == list(range(10))
+
+
+@pytest.mark.parametrize(("pad", "padded"), [(False, 11), (True, 12)])
+def test_reader_meta(reader, pad, padded):
+    assert reader(11, num_shards=3, shard_id=2, pad_last_batch=pad, shuffle_after_epoch=True).reader_meta() == {
+        "epoch_size": 11,
+        "epoch_size_padded": padded,
+        "number_of_shards": 3,
+        "shard_id": 2,
+        "pad_last_batch": int(pad),
+        "stick_to_shard": 1,
+    }
+
+
+# The resume.
+
+
+def cuts(make, count=EPOCHS):
+    """The whole stream, and (batches read before, state as JSON gave it back) at each step."""
+    one, whole, states = make(), [], []
+    for _ in range(count):
+        states.append((len(whole), one.state_dict()))
+        for batch in one:
+            whole.append(batch)
+            states.append((len(whole), one.state_dict()))
+    one.close()
+    return whole, [(read, json.loads(json.dumps(state))) for read, state in states]
+
+
+def rest(loader, wanted):
+    found = []
+    while len(found) < wanted:
+        found += list(loader)
+    loader.close()
+    return found[:wanted]
+
+
+@pytest.mark.parametrize("policy", [None, *LastBatchPolicy.__members__])
+@pytest.mark.parametrize("pad", [False, True])
+@pytest.mark.parametrize("way", WAYS)
+def test_every_cut_resumes(loader, way, pad, policy):
+    for batch_size, shard_id, num_shards in [(2, 0, 1), (3, 1, 2), (1, 0, 3), (2, 2, 3)]:
+        options = {**WAYS[way], "pad_last_batch": pad, "num_shards": num_shards, "shard_id": shard_id}
+        whole, states = cuts(lambda o=options, b=batch_size: loader(b, policy, **o))
+        resumed = loader(batch_size, policy, **{**options, **({"seed": 9} if "seed" in options else {})})
+        for read, state in states:
+            resumed.load_state_dict(state)
+            assert resumed.state_dict() == state
+            # A chain: two batches, and the rest by way of another loader.
+            found = list(itertools.islice(resumed, min(2, len(whole) - read)))
+            other = loader(batch_size, policy, **options)
+            other.load_state_dict(resumed.state_dict())
+            assert found + rest(other, len(whole) - read - len(found)) == whole[read:], (read, state)
+
+
+@pytest.mark.parametrize("way", ["plain", "random", "shuffled"])
+def test_every_cut_resumes_with_workers(loader, way):
+    def make(workers):
+        return loader(2, "PARTIAL", workers, count=9, num_shards=2, **WAYS[way])
+
+    whole, states = cuts(lambda: make(2))
+    assert whole == cuts(lambda: make(0))[0]
+    assert [] in whole
+    resumed = make(1)
+    for read, state in states:
+        resumed.load_state_dict(state)
+        assert resumed.state_dict() == state
+        found: list = []
+        while len(found) < len(whole) - read:
+            found += list(resumed)
+        assert found == whole[read:]
+    resumed.close()
+
+
+@pytest.mark.parametrize("policy", [None, "PARTIAL", "DROP"])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_jump_to_an_epoch_is_what_walking_there_is(loader, way, policy):
+    for options in ({"num_shards": 3, "shard_id": 1}, {"pad_last_batch": True}):
+        walked, jumped = (loader(3, policy, **WAYS[way], **options) for _ in range(2))
+        for epoch in range(6):
+            jumped.set_epoch(epoch)
+            assert jumped.state_dict()["nodes"]["file_reader"] == walked.state_dict()["nodes"]["file_reader"]
+            assert len(jumped) == len(walked)
+            batches = list(walked)
+            assert list(jumped) == batches
+            jumped.set_epoch(17)
+            jumped.set_epoch(epoch)
+            jumped.restart()
+            assert len(jumped) == len(batches)
+            assert list(jumped) == batches
+
+
+def test_the_state_is_small_and_plain(loader):
+    one = loader(2, count=23, **WAYS["random"])
+    next(iter(one))
+    entry = one.state_dict()["nodes"]["file_reader"]
+    assert {type(value) for value in entry.values()} == {str, int, bool}
+    assert entry["buffer"].startswith("0/0/2/")
+    assert len(entry["buffer"].split(",")) == 4  # indices, and no more than initial_fill
+    assert set(loader(2).state_dict()["nodes"]["file_reader"]) == {
+        *("type", "length", "files", "num_shards", "stick_to_shard", "pad_last_batch", "random_shuffle"),
+        *("shuffle_after_epoch", "batch_size", "last_batch_policy", "epoch", "consumed"),
+    }
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_one_shard_s_state_serves_the_others(loader, way):
+    options = {"num_shards": 3, **WAYS[way]}
+    for at in range(4):
+        expected, states = [], []
+        for shard_id in range(3):
+            one = loader(2, shard_id=shard_id, count=23, **options)
+            it = iter(one)
+            for _ in range(at):
+                next(it)
+            states.append(one.state_dict())
+            expected.append([list(it), *epochs(one)])
+        for shard_id in range(3):
+            resumed = loader(2, shard_id=shard_id, count=23, **options)
+            resumed.load_state_dict(states[(shard_id + 1) % 3])
+            assert epochs(resumed, 4) == expected[shard_id]
+
+
+# What a state refuses.
+
+
+@pytest.mark.parametrize(
+    ("key", "saved", "now"),
+    [
+        ("length", {"count": 11}, {"count": 12}),
+        ("num_shards", {"num_shards": 2}, {"num_shards": 3}),
+        ("stick_to_shard", {"num_shards": 2}, {"num_shards": 2, "stick_to_shard": True}),
+        ("pad_last_batch", {"pad_last_batch": True}, {}),
+        ("random_shuffle", {"random_shuffle": True}, {}),
+        ("random_shuffle", {}, {"random_shuffle": True}),
+        ("initial_fill", WAYS["random"], {**WAYS["random"], "initial_fill": 5}),
+        ("shuffle_after_epoch", {"shuffle_after_epoch": True}, {}),
+        ("batch_size", {"batch_size": 2}, {"batch_size": 3}),
+        ("last_batch_policy", {}, {"policy": "PARTIAL"}),
+        ("last_batch_policy", {"policy": "DROP"}, {"policy": "PARTIAL"}),
+    ],
+)
+def test_changed_arguments_are_refused_by_name(loader, key, saved, now):
+    state = loader(**saved).state_dict()
+    other = loader(**now)
+    before = other.state_dict()
+    with pytest.raises(StateMismatchError, match=rf"file_reader\.{key}"):
+        other.load_state_dict(state, allow=("batch_size",))
+    assert other.state_dict() == before
+
+
+def test_other_files_are_refused(folder):
+    state = FileReader(folder, ["00", "01"]).state_dict()
+    for files, labels in [(["00", "02"], None), (["01", "00"], None), (["00", "01"], [0, 2])]:
+        with pytest.raises(StateMismatchError, match=r"file_reader\.files"):
+            FileReader(folder, files, labels).load_state_dict(state)
+    FileReader(None, ["00", "01"], [0, 1]).load_state_dict(state)  # the same ones elsewhere
+
+
+@pytest.mark.parametrize(
+    ("key", "damaged"),
+    [
+        ("consumed", 3),
+        ("consumed", 14),
+        ("consumed", -2),
+        ("epoch", "1"),
+        ("buffer", ""),
+        ("buffer", "0/0/2"),
+        ("buffer", "0/0/2/"),
+        ("buffer", "0/0/2/1,2,x,4"),
+        ("buffer", "0/0/2/1,2,3"),
+        ("buffer", "0/0/2/1,2,3,4,5"),
+        ("buffer", "0/0/2/1,2,3,3"),
+        ("buffer", "0/0/2/1,2,3,11"),
+        ("buffer", "0/0/2/-1,2,3,4"),
+        ("buffer", f"0/0/2/1,2,3,{2**64}"),
+        ("buffer", "0/0/4/1,2,3,4"),
+        ("buffer", "0/1/2/1,2,3,4"),
+        ("buffer", "1/0/2/1,2,3,4"),
+        ("buffer", "x/0/2/1,2,3,4"),
+        ("buffer", 5),
+    ],
+)
+def test_a_damaged_position_is_refused(loader, key, damaged):
+    one = loader(**WAYS["random"])
+    it = iter(one)
+    next(it)
+    state = one.state_dict()
+    assert state["nodes"]["file_reader"]["buffer"].startswith("0/0/2/")
+    loader(**WAYS["random"]).load_state_dict(state)
+    state["nodes"]["file_reader"][key] = damaged
+    before = one.state_dict()
+    with pytest.raises(StateMismatchError, match=rf"file_reader\.{key}"):
+        one.load_state_dict(state)
+    assert one.state_dict() == before
+    assert list(it) == list(loader(**WAYS["random"]))[1:]
+
+
+# The policy.
+
+
+def test_an_empty_batch_is_collate_fn_of_nothing_or_default_collate_s_shapes(reader):
+    def make(collate_fn):
+        decoded = SeededMapper(reader(9, num_shards=2), decoded_as, seed=1)
+        return StatefulDataLoader(SeededBatcher(decoded, 2, collate_fn=collate_fn), last_batch_policy="PARTIAL")
+
+    assert list(make(list))[2] == []
+    full, _, empty = make(None)
+    assert same(
+        empty,
+        {
+            "image": torch.empty(0, 2, 3),
+            "pair": [torch.empty(0, 1, dtype=torch.int32), torch.empty(0, dtype=torch.int64)],
+            "name": [],
+        },
+    )
+    assert full.keys() == empty.keys()
+
+
+def decoded_as(item):
+    _, label = item
+    return {"image": torch.ones(2, 3) * label, "pair": (label, int(label)), "name": str(label)}
+
+
+def test_an_empty_batch_costs_no_skip_of_its_model(reader):
+    def fails_on_the_first(item):
+        if item[1] == 0:
+            raise ValueError("bad")
+        return item[1]
+
+    node = SeededMapper(reader(9, num_shards=2), fails_on_the_first, seed=1, max_skipped=1)
+    one = StatefulDataLoader(SeededBatcher(node, 2), last_batch_policy="PARTIAL")
+    assert [batch.shape for batch in one] == [(1, 1), (2, 1), (0, 1)]
+    assert one.stats()["skipped"] == 1
+
+
+def test_an_empty_batch_goes_through_the_nodes_above(reader):
+    batches = SeededBatcher(reader(9, num_shards=2), 2, collate_fn=labels)
+    one = StatefulDataLoader(SeededMapper(batches, tuple, seed=3), last_batch_policy="PARTIAL")
+    assert list(one) == [(0, 1), (2, 3), ()]
+
+
+def test_without_a_policy_batches_are_as_under_fill(loader):
+    for options in ({}, {"pad_last_batch": True}, {"num_shards": 3, "shard_id": 1}):
+        assert epochs(loader(3, None, **options)) == epochs(loader(3, "FILL", **options))
+        assert all(len(batch) == 3 for epoch in epochs(loader(3, **options)) for batch in epoch)
+
+
+def test_dropping_everything_is_refused(loader):
+    with pytest.raises(ResumableBatchConfigurationError, match="every batch would be dropped"):
+        loader(4, "DROP", num_shards=3)
+    assert len(loader(4, "PARTIAL", num_shards=3)) == 1
+
+
+def test_a_policy_needs_one_file_reader(reader):
+    plain = SamplerNode(SequentialSampler(4))
+    with pytest.raises(ValueError, match="belongs to a loader over one FileReader, here are 0"):
+        StatefulDataLoader(SeededBatcher(plain, 2), last_batch_policy="FILL")
+    with pytest.raises(ValueError, match="here are 0"):
+        StatefulDataLoader([1, 2], last_batch_policy=LastBatchPolicy.DROP)
+    with pytest.raises(ValueError, match="here are 2"):
+        StatefulDataLoader(Mixer([SeededBatcher(reader(), 2), SeededBatcher(reader(), 2)], [1, 1]), last_batch_policy="DROP")
+    with pytest.raises(ValueError, match="'MAYBE' is not a valid LastBatchPolicy"):
+        StatefulDataLoader(SeededBatcher(reader(), 2), last_batch_policy="MAYBE")
+
+
+def test_a_policy_needs_a_batcher_right_above(reader):
+    above = [
+        lambda node: node,
+        lambda node: SeededBatcher(ProcessPrefetcher(node, 0), 2),
+        lambda node: SeededBatcher(SeededFlatMapper(node, lambda item: [item, item], 2), 2),
+        lambda node: tn.Batcher(node, 2),
+        lambda node: SeededBatcher(tn.Prefetcher(node, 1), 2),
+    ]
+    for compose in above:
+        with pytest.raises(ValueError, match="needs a SeededBatcher with a batch_size above the FileReader"):
+            StatefulDataLoader(compose(reader()), last_batch_policy="PARTIAL")
+    with pytest.raises(ValueError, match="excludes the SeededBatcher's drop_last=True"):
+        StatefulDataLoader(SeededBatcher(reader(), 2, drop_last=True), last_batch_policy="DROP")
+
+
+def test_the_caller_may_try_again_after_a_refusal(reader):
+    node = SeededBatcher(reader(7), 2, collate_fn=labels)
+    with pytest.raises(ValueError, match="MAYBE"):
+        StatefulDataLoader(node, last_batch_policy="MAYBE")
+    assert epochs(StatefulDataLoader(node, last_batch_policy="PARTIAL"), 1) == [[[0, 1], [2, 3], [4, 5], [6]]]
+
+
+def test_the_policy_is_the_loader_s(reader):
+    node = ProcessPrefetcher(SeededBatcher(reader(7, pad_last_batch=True), 2, collate_fn=labels), 1)
+    with StatefulDataLoader(node, last_batch_policy="PARTIAL") as one:
+        assert list(one)[-1] == [6]
+    with StatefulDataLoader(node) as one:  # where the one before stopped
+        assert list(one)[-1] == [6, 6]
+        next(iter(one))
+    with pytest.raises(ValueError, match="PARTIAL in the middle of an epoch that FILL began"):
+        StatefulDataLoader(node, last_batch_policy="PARTIAL")
+    with StatefulDataLoader(node, last_batch_policy="FILL") as one:
+        assert list(one) == [[2, 3], [4, 5], [6, 6]]
+
+
+def test_what_was_pulled_ahead_under_another_policy_is_dropped(reader):
+    node = ProcessPrefetcher(SeededBatcher(reader(7), 2, collate_fn=labels), 2)
+    assert list(node) == [[0, 1], [2, 3], [4, 5], [6, 0]]  # and workers have the next epoch's already
+    with StatefulDataLoader(node, last_batch_policy="DROP") as one:
+        assert list(one) == [[1, 2], [3, 4], [5, 6]]
+        assert list(one) == [[2, 3], [4, 5], [6, 0]]
+
+
+def test_a_policy_below_a_mixture(reader):
+    both = [SeededBatcher(reader(7), 2, collate_fn=labels), SeededBatcher(SamplerNode(SequentialSampler(4)), 2, collate_fn=list)]
+    mixture = Mixer(both, [1, 1], seed=0, stop_criteria="ALL_DATASETS_EXHAUSTED")
+    one = StatefulDataLoader(mixture, last_batch_policy="PARTIAL")
+    assert len(one) == 6
+    for last in ([6], [0]):
+        assert [last] == [batch for batch in one if len(batch) == 1]
+
+
+def test_under_torchdata_s_loader(reader):
+    one = tn.Loader(SeededBatcher(reader(7), 2, collate_fn=labels))
+    assert [list(one) for _ in range(2)] == [[[0, 1], [2, 3], [4, 5], [6, 0]], [[1, 2], [3, 4], [5, 6]]]
+    it = iter(one)
+    next(it)
+    state = json.loads(json.dumps(one.state_dict()))
+    other = tn.Loader(SeededBatcher(reader(7), 2, collate_fn=labels))
+    other.load_state_dict(state)
+    assert list(other) == list(it)
+
+
+def test_batches_of_samples_that_default_collate_takes(reader):
+    batch = next(iter(StatefulDataLoader(SeededBatcher(SeededMapper(reader(7), label_of, rng=()), 3))))
+    assert same(batch, default_collate([torch.tensor([i], dtype=torch.int32) for i in range(3)]))
+
+
+def label_of(item):
+    return item[1]
+
+
+# The arguments.
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_shards": 12}, "num_shards must be at most the number of files, 11, got 12"),
+        ({"num_shards": 0}, "num_shards must be at least 1, got 0"),
+        ({"num_shards": 2, "shard_id": 2}, "shard_id must be from 0 to num_shards - 1 = 1, got 2"),
+        ({"shard_id": -1}, "shard_id must be from 0"),
+        ({"initial_fill": 0}, "initial_fill must be at least 1, got 0"),
+        ({"seed": -1}, "seed must be from 0"),
+        ({"shuffle_after_epoch_seed": 2**64}, "shuffle_after_epoch_seed must be from 0"),
+        ({"shuffle_after_epoch": True, "stick_to_shard": True}, "shuffle_after_epoch excludes stick_to_shard"),
+        ({"shuffle_after_epoch": True, "random_shuffle": True}, "shuffle_after_epoch excludes random_shuffle"),
+    ],
+)
+def test_arguments_that_are_wrong(reader, options, message):
+    with pytest.raises(ValueError, match=message):
+        reader(11, **options)
+
+
+def test_it_makes_no_batches_of_its_own(reader):
+    with pytest.raises(ResumableBatchConfigurationError, match="a FileReader makes no batches"):
+        SeededBatcher(reader(), None)
