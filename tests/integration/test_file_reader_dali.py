@@ -1,0 +1,261 @@
+"""The file reader against DALI's own: the same files, batches and epochs."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+from itertools import product
+
+import pytest
+
+from stateful_pipes import FileReader, LastBatchPolicy, SeededBatcher, StatefulDataLoader
+
+pytest.importorskip("nvidia.dali", reason="DALI is not installed")
+
+from nvidia.dali import fn, pipeline_def
+from nvidia.dali.plugin import base_iterator
+from nvidia.dali.plugin.pytorch import DALIGenericIterator
+
+EPOCHS = 3
+MOST = 11
+GRID = [
+    (count, num_shards, shard_id, stick, pad, policy, batch_size)
+    for count, num_shards, stick, pad, policy, batch_size in product(
+        range(1, MOST + 1), range(1, 5), (False, True), (False, True), LastBatchPolicy, range(1, 5)
+    )
+    if num_shards <= count  # else DALI refuses
+    for shard_id in range(num_shards)
+]
+# A pipeline of DALI's takes 10 ms to make, so not all of them every time; a prime step meets all values of all axes.
+SPREAD = GRID[::11]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("files")
+    for number in range(MOST):
+        (path / f"{number:02}").write_bytes(bytes([number, 255 - number]))
+    return path
+
+
+@pipeline_def(num_threads=1, device_id=None, prefetch_queue_depth=1)
+def read_files(files, labels, arguments):
+    data, label = fn.readers.file(files=files, labels=labels, name="reader", **arguments)
+    return data, label
+
+
+def files_of(folder, count):
+    return [str(folder / f"{number:02}") for number in range(count)], [100 + number for number in range(count)]
+
+
+def of_dali(folder, case, by_hand=False):
+    count, num_shards, shard_id, stick, pad, policy, batch_size = case
+    arguments = {"num_shards": num_shards, "shard_id": shard_id, "stick_to_shard": stick, "pad_last_batch": pad}
+    pipeline = read_files(*files_of(folder, count), arguments, batch_size=batch_size)
+    iterator = DALIGenericIterator(
+        pipeline,
+        ["data", "label"],
+        reader_name="reader",
+        last_batch_policy=base_iterator.LastBatchPolicy[policy.name],
+        auto_reset=not by_hand,
+    )
+    lengths, epochs = [], []
+    for _ in range(EPOCHS):
+        lengths.append(len(iterator))
+        epochs.append([(one["data"].tolist(), one["label"].tolist()) for (one,) in iterator])
+        if by_hand:
+            iterator.reset()
+    return lengths, epochs, pipeline.reader_meta("reader")
+
+
+def of_ours(folder, case, policy):
+    count, num_shards, shard_id, stick, pad, _, batch_size = case
+    files, labels = files_of(folder, count)
+    reader = FileReader(None, files, labels, num_shards=num_shards, shard_id=shard_id, stick_to_shard=stick, pad_last_batch=pad)
+    loader = StatefulDataLoader(SeededBatcher(reader, batch_size, seed=0), last_batch_policy=policy)
+    lengths, epochs = [], []
+    for _ in range(EPOCHS):
+        lengths.append(len(loader))
+        epochs.append([(data.tolist(), label.tolist()) for data, label in loader])
+    return lengths, epochs, reader.reader_meta()
+
+
+def check(folder, cases, by_hand=False):
+    seen = set()
+    for case in cases:
+        count, num_shards, *_, policy, batch_size = case
+        if policy is LastBatchPolicy.DROP and count // num_shards < batch_size:
+            with pytest.raises(RuntimeError, match="no data in the pipeline"):
+                of_dali(folder, case)
+            with pytest.raises(Exception, match="every batch would be dropped"):
+                of_ours(folder, case, policy)
+            seen.add("refused")
+            continue
+        found = of_ours(folder, case, base_iterator.LastBatchPolicy[policy.name])
+        expected = of_dali(folder, case, by_hand)
+        assert found == expected, case
+        if policy is LastBatchPolicy.FILL:
+            assert of_ours(folder, case, None) == expected, case  # without a policy
+        seen |= {"empty" for epoch in found[1] for data, _ in epoch if not data}
+        seen |= {"longer" for lengths in [found[0]] if len(set(lengths)) > 1}
+    assert seen == {"refused", "empty", "longer"}  # the odd ones are among them
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    # DALI warns when an epoch begins with samples that the one before has read ahead.
+    logging.disable(logging.WARNING)
+    yield
+    logging.disable(logging.NOTSET)
+    gc.collect()  # in a process forked while a pipeline lives, as other tests' workers are, its end would hang
+
+
+def test_batches_are_dali_s(folder):
+    check(folder, SPREAD)
+
+
+def test_batches_are_dali_s_if_it_is_reset_by_hand(folder):
+    check(folder, GRID[5::61], by_hand=True)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("num_shards", range(1, 5))
+def test_all_batches_are_dali_s(folder, num_shards):
+    cases = [case for case in GRID if case[1] == num_shards]
+    for case in cases:
+        if case[5] is not LastBatchPolicy.DROP or case[0] // num_shards >= case[6]:
+            expected = of_dali(folder, case)
+            assert of_ours(folder, case, case[5]) == expected, case
+            if case[5] is LastBatchPolicy.FILL:
+                assert of_ours(folder, case, None) == expected, case
+
+
+# What it reads.
+
+TREE = ["a/x.JPG", "a/y.png", "b/no.txt", "c/z.jpg", ".h/q.jpg", "c/.hid.jpg", "top.jpg", "B/é.jpg", "B/z.jpg", "c/a b.jpg"]
+
+
+@pytest.fixture
+def tree(tmp_path):
+    for name in TREE:
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(name)
+    (tmp_path / "c/folder.jpg").mkdir()
+    (tmp_path / "c/folder.jpg/deep.jpg").write_text("deep")
+    (tmp_path / "none").mkdir()
+    (tmp_path / "z").symlink_to(tmp_path / "a")
+    (tmp_path / "c/link.jpg").symlink_to(tmp_path / "top.jpg")
+    (tmp_path / "list.txt").write_text("top.jpg 3\nc/a b.jpg  007\t\n\nc/z.jpg\t0")
+    (tmp_path / "a/list.txt").write_text("z.jpg 1\n")
+    return tmp_path
+
+
+@pipeline_def(batch_size=1, num_threads=1, device_id=None)
+def read_tree(arguments):
+    data, label = fn.readers.file(name="reader", **arguments)
+    return data, label
+
+
+def read_by_dali(arguments):
+    pipeline = read_tree(arguments)
+    pipeline.build()
+    meta = pipeline.reader_meta("reader")
+    read = []
+    for _ in range(meta["epoch_size"]):
+        data, label = pipeline.run()
+        read.append((bytes(data.as_array()[0]), label.as_array()[0].tolist()))
+    return read, meta
+
+
+LISTINGS = {
+    "folders": {"file_root": ""},
+    "case": {"file_root": "", "case_sensitive_filter": True},
+    "other files": {"file_root": "", "file_filters": ["*.txt", "*.PNG"]},
+    "one filter": {"file_root": "", "file_filters": "*.png"},
+    "some folders": {"file_root": "", "dir_filters": ["C", "a"]},
+    "some folders, case": {"file_root": "", "dir_filters": ["C", "a"], "case_sensitive_filter": True},
+    "classes": {"file_root": "", "file_filters": ["[[:alpha:]].png", "[^z].jpg", r"\q*"]},
+    "list": {"file_list": "list.txt"},
+    "list and root": {"file_list": "a/list.txt", "file_root": "c"},
+    "files": {"files": ["a/y.png", "top.jpg", "a/y.png"], "file_root": ""},
+    "files and labels": {"files": ["y.png", "x.JPG"], "labels": [5, -4], "file_root": "a"},
+    "files and filters": {"files": ["y.png"], "file_root": "a", "file_filters": ["*.jpg"], "dir_filters": ["c"]},
+}
+
+
+@pytest.mark.parametrize("name", LISTINGS)
+def test_files_and_labels_are_dali_s(tree, name):
+    arguments = {
+        key: os.path.join(tree, value) if key in ("file_root", "file_list") else value for key, value in LISTINGS[name].items()
+    }
+    reader = FileReader(**arguments)
+    found = [(bytes(data.tolist()), label.tolist()) for data, label in StatefulDataLoader(reader)]
+    assert (found, reader.reader_meta()) == read_by_dali(arguments)
+    assert found
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"files": ["a"], "file_list": "list.txt"},
+        {"file_root": ".", "labels": [1]},
+        {"files": ["a", "b"], "labels": [1]},
+        {"file_root": ".", "file_filters": []},
+        {"file_root": ".", "dir_filters": []},
+        {"file_root": ".", "file_filters": ["*.gif"]},
+        {"file_root": "missing"},
+        {"file_list": "missing"},
+        {"file_list": "bad.txt"},
+        {"files": ["a"], "num_shards": 2},
+        {"files": ["a", "b"], "num_shards": 2, "shard_id": 2},
+        {"files": ["a"], "shuffle_after_epoch": True, "stick_to_shard": True},
+        {"files": ["a"], "shuffle_after_epoch": True, "random_shuffle": True},
+    ],
+)
+def test_what_dali_refuses_is_refused(tree, monkeypatch, arguments):
+    (tree / "bad.txt").write_text("top.jpg\n")
+    monkeypatch.chdir(tree)
+    with pytest.raises((ValueError, OSError)):
+        FileReader(**arguments)
+    with pytest.raises(RuntimeError):
+        read_by_dali(arguments)
+
+
+@pytest.mark.parametrize("pad", [False, True])
+def test_a_shuffled_reader_tells_what_dali_s_does(folder, pad):
+    files, _ = files_of(folder, 7)
+    arguments = {"files": files, "num_shards": 2, "shard_id": 1, "pad_last_batch": pad, "shuffle_after_epoch": True}
+    assert FileReader(**arguments).reader_meta() == read_by_dali(arguments)[1]
+
+
+@pytest.mark.parametrize(
+    "way", [{"shuffle_after_epoch": True}, {"random_shuffle": True, "initial_fill": 4, "stick_to_shard": True}]
+)
+def test_shuffled_epochs_hold_the_files_that_dali_s_do(folder, way):
+    """Another order, but each epoch and shard the same number of files, and every file once over all shards."""
+
+    def labels_of_dali(shard_id):
+        pipeline = read_files(
+            *files_of(folder, 11), {"num_shards": 3, "shard_id": shard_id, "pad_last_batch": True, **way}, batch_size=2
+        )
+        policy = base_iterator.LastBatchPolicy.PARTIAL
+        iterator = DALIGenericIterator(
+            pipeline, ["data", "label"], reader_name="reader", last_batch_policy=policy, auto_reset=True
+        )
+        return [[label for (one,) in iterator for label in one["label"].flatten().tolist()] for _ in range(EPOCHS)]
+
+    def labels_of_ours(shard_id):
+        files, labels = files_of(folder, 11)
+        reader = FileReader(None, files, labels, num_shards=3, shard_id=shard_id, pad_last_batch=True, **way)
+        loader = StatefulDataLoader(SeededBatcher(reader, 2), last_batch_policy="PARTIAL")
+        return [[label for _, batch in loader for label in batch.flatten().tolist()] for _ in range(EPOCHS)]
+
+    theirs, ours = ([labels(shard_id) for shard_id in range(3)] for labels in (labels_of_dali, labels_of_ours))
+    assert [[len(epoch) for epoch in shard] for shard in ours] == [[len(epoch) for epoch in shard] for shard in theirs]
+    for shards in (theirs, ours):
+        for epoch in zip(*shards, strict=True):
+            assert sorted(label for part in epoch for label in part) == list(range(100, 111))
+    assert ours != theirs  # no promise, but then the test would show less
