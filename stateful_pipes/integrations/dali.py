@@ -6,7 +6,7 @@ import base64
 import os
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from torchdata.nodes import BaseNode
 
@@ -115,6 +115,9 @@ class DALIPipelineNode(BaseNode[dict[str, Any]]):
         """Plain JSON types: where the pipeline stood after the last batch handed out."""
         self._refuse_fork()
         return {**self._arguments(self._pipeline), "checkpoint": base64.b64encode(self._batches.checkpoint()).decode()}
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"a {type(self).__name__} cannot be copied or pickled; make one there and load the state")
 
     def _arguments(self, pipeline: str) -> dict[str, Any]:
         """What must be equal at a load."""

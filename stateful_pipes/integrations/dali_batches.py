@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import weakref
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -20,10 +19,9 @@ except ImportError as error:
 
 __all__ = ["CheckpointError", "DALIBatches", "LastBatchPolicy", "Pipeline"]
 
-# A forked child would hang where it drops one of its parent's pipelines, so there they are kept for good.
-_built: weakref.WeakSet[Any] = weakref.WeakSet()
+# A forked child would hang where it drops one of its parent's pipelines, be it as garbage, so there they are kept for good.
 _kept: list[Any] = []
-os.register_at_fork(after_in_child=lambda: _kept.extend(_built))
+os.register_at_fork(after_in_child=lambda: _kept.extend(pipeline() for pipeline in Pipeline._pipes))
 
 
 class CheckpointError(ValueError):
@@ -54,7 +52,6 @@ class DALIBatches(_DaliBaseIterator):  # type: ignore[misc]  # the type checker 
     ) -> None:
         self._names, self._ragged = output_names, ragged
         super().__init__([pipeline], reader_name=reader_name, last_batch_policy=last_batch_policy, prepare_first_batch=False)
-        _built.add(pipeline)
 
     def __next__(self) -> dict[str, Any]:
         """The next batch; StopIteration at the end of the epoch, until `next_epoch`."""
