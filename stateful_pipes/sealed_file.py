@@ -40,7 +40,10 @@ def write_sealed(file: BinaryIO, state: Mapping[str, Any]) -> None:
             raise
         raise ValueError(f"this state cannot be saved: {_culprit(state) or error}") from error
     if refused:
-        raise ValueError(f"torch.load(weights_only=True) would refuse this state: {_culprit(state) or ', '.join(refused)}")
+        found = _culprit(state) or ", ".join(refused)
+        raise ValueError(
+            f"torch.load(weights_only=True) would refuse this state: {found}; use tensors, numbers, strings, lists, dicts"
+        )
     file.write(_SEAL + sealing.digest.hexdigest().encode())
 
 

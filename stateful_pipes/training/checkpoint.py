@@ -140,20 +140,21 @@ def read_checkpoint(path: str | PathLike[str]) -> TrainingState:
         TrainingResumeVersionMismatchError: a newer version of this library wrote it.
     """
     path = os.fspath(path)
+    remedy = "Resume from what pause() wrote"
     try:
         whole = read_sealed(path, unsealed=True, map_location="cpu")
     except (OSError, MemoryError):
         raise
     except CheckpointFileError as error:
-        raise TrainingResumeCheckpointFormatError(error.detail, remedy=error.remedy) from error
-    except Exception as error:  # whatever torch and pickle make of other bytes; torch's advice is to run the code in the file
+        raise TrainingResumeCheckpointFormatError(f"{path}: {error.detail}", remedy=error.remedy) from error
+    except Exception as error:  # whatever torch and pickle make of other bytes
+        # Of a long text this is what was found; the rest advises to run the code in the file.
         told = re.search(r"Unpickler error: ([^\n]*)", str(error))
-        raise TrainingResumeCheckpointFormatError(told[1] if told else brief(error)) from error
+        detail = f"{path}: torch.load(weights_only=True) cannot read it ({told[1] if told else brief(error)})"
+        raise TrainingResumeCheckpointFormatError(detail, remedy=remedy) from error
     state = whole.get(TRAINING_STATE) if isinstance(whole, Mapping) else None
     if not isinstance(state, Mapping) or state.get("format") != _FORMAT:
-        raise TrainingResumeCheckpointFormatError(
-            f"it has no resume part under {TRAINING_STATE!r}", remedy="Resume from what pause() wrote"
-        )
+        raise TrainingResumeCheckpointFormatError(f"{path} has no resume part under {TRAINING_STATE!r}", remedy=remedy)
     version = state.get("format_version")
     if type(version) is int and version > _FORMAT_VERSION:
         raise TrainingResumeVersionMismatchError(

@@ -74,7 +74,7 @@ class Gate:
                 remedy = "Complete a step, or resume from a checkpoint, before pausing"
                 raise TrainingStepIncompleteError(f"the last one failed with {self._failure}", remedy=remedy)
             if not self._completed:
-                raise TrainingStepIncompleteError("none has been taken yet", remedy="Pause after a step")
+                raise TrainingStepIncompleteError("none has been taken yet, or it is not decorated with @training_step")
             self.paused = True  # for the hooks, too
             try:
                 yield
@@ -107,7 +107,8 @@ class Gate:
 
     def _refuse_within_step(self, what: str) -> None:
         if self._depth:
-            raise TrainingStepIncompleteError(f"{what} was called within a step")
+            remedy = "Call it between two steps; the handler of a signal sets a flag for that"
+            raise TrainingStepIncompleteError(f"{what} was called within a step", remedy=remedy)
 
     def __reduce__(self) -> Any:
         standing = {name: value for name, value in vars(self).items() if name not in ("_lock", "_depth")}
@@ -140,7 +141,8 @@ def gate_of(trainer: object) -> Gate:
     """Its gate; AttributeError if it has none yet."""
     gate = getattr(trainer, "_training_gate", None)
     if not isinstance(gate, Gate):
-        raise AttributeError(f"{type(trainer).__name__} has to call _initialize_training_resume() in its constructor")
+        name = type(trainer).__name__
+        raise AttributeError(f"{name} has to call _initialize_training_resume(), of TrainingResumeMixin, in its constructor")
     return gate
 
 

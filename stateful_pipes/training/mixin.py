@@ -20,7 +20,7 @@ from stateful_pipes.training.checkpoint import (
     write_checkpoint,
 )
 from stateful_pipes.training.gate import Gate, gate_of
-from stateful_pipes.training.objects import Stateful, check_states, damage_told, named_objects, restore_objects
+from stateful_pipes.training.objects import Stateful, check_states, damage_told, named_objects, restore_objects, while_loading
 from stateful_pipes.training.random_state import (
     check_device,
     check_generators,
@@ -38,10 +38,14 @@ class TrainingResumeMixin:
     """Adds `pause` and `resume` to a trainer: what it goes on with after them is bit for bit what it would have done anyway.
 
     The trainer calls `_initialize_training_resume` in its constructor, decorates its outermost step with `@training_step` and
-    every other method that changes what is saved with `@serialized_training`, and defines the hooks below.
+    every other method that changes what is saved with `@serialized_training`, and defines six hooks: `_resume_objects()`,
+    `_resume_loaders()`, `_resume_extra_state()`, `_load_resume_extra_state(state)`, `_rebuild_resume_iterators()` and
+    `_validate_resume()`; and if it has an ordinary checkpoint, `_ordinary_checkpoint()` and `_resume_shared_keys()`.
 
-    * A step reads its batch itself, so that between two steps no batch is consumed and not yet trained with. On a thread that
-      is not the main one, a loader needs workers for that.
+    * To save every so often and go on: `trainer.pause(path)`, then `trainer.resume(path)`.
+    * A step reads its batch itself, or the loop hands it in and pauses only after the step: no batch may be consumed and not
+      yet trained with. On a thread that is not the main one, a loader needs workers for that.
+    * A validation loader is one of the loaders, too; what is validated between two steps must not be paused within.
     * With an epoch's last batch the loader's state is the next epoch's start. What is done at an epoch's end belongs into
       that step: `if self.epoch < self.loader.position.epoch: ...`.
     * What is saved: `_ordinary_checkpoint()`, and under the key "training_state" the states of objects and loaders, the extra
@@ -68,8 +72,9 @@ class TrainingResumeMixin:
         Args:
             config: What the training is shaped by: a mapping, a dataclass, a namespace... Numbers and strings are compared with
                 their types, mappings with the order of their keys, tensors and arrays by content, generators by state,
-                functions and classes by name, objects by class and public attributes. An entry "load" at its first
-                level is left out.
+                functions and classes by name, objects by class and public attributes. Leave out what may change: the
+                number of workers, folders, how long to train. An entry "load" at its first level, which says where to
+                resume from, is not looked at.
             version: Of the trainer; to be changed when what it saves changes its meaning.
             device: What it trains on. The kind is compared. Of a CUDA device the generator is saved, too.
             amp: Its setting of automatic mixed precision: a bool, a dtype, a mapping...
@@ -167,10 +172,10 @@ class TrainingResumeMixin:
     def resume(self, path: str | PathLike[str]) -> None:
         """Puts the training back to where `pause` saved it, and unlocks it.
 
-        All is validated before anything is changed, but for what only an object of another library can tell of its own
-        state. Then objects, loaders and extra state are loaded, iterators made anew, and the generators set last. Gradients, and
-        what a failed AMP step left in a GradScaler and its optimizers, are cleared. Where that fails, the trainer is
-        locked until a resume succeeds.
+        All that can be is validated before anything is changed; torch's models and optimizers tell only as they load whether
+        a state is theirs. Then objects, loaders and extra state are loaded, iterators made anew, and the generators set last.
+        Gradients, and what a failed AMP step left in a GradScaler and its optimizers, are cleared. Where that fails, the
+        trainer is locked until a resume succeeds.
 
         Raises:
             OSError: the file is not there, or cannot be read.
@@ -208,9 +213,10 @@ class TrainingResumeMixin:
                 with together():
                     restore_objects(state["objects"], objects)
                 for name, loader in loaders.items():
-                    with together():  # each alone, since the ranks meet in its load
+                    # Each alone, since the ranks meet in its load.
+                    with together(), while_loading(f"_resume_loaders()[{name!r}]"):
                         loader.load_state_dict(state["loaders"][name])
-                with together():
+                with together(), while_loading("the extra state or making iterators"):
                     self._load_resume_extra_state(state["extra"])
                     self._rebuild_resume_iterators()
                 restore_random_state(state["random"], self._training_device)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
 
+from stateful_pipes.caught import add_note
 from stateful_pipes.errors import TrainingResumeCheckpointFormatError, TrainingResumeObjectsMismatchError
 from stateful_pipes.loader import StatefulDataLoader
 from stateful_pipes.training.grad_scaler import check_grad_scaler_state, restore_grad_scaler_state
 
-__all__ = ["Stateful", "check_states", "damage_told", "named_objects", "restore_objects"]
+__all__ = ["Stateful", "check_states", "damage_told", "named_objects", "restore_objects", "while_loading"]
 
 
 class Stateful(Protocol):
@@ -33,12 +34,14 @@ def named_objects(hook: str, found: Any) -> dict[str, Any]:
     Raises:
         TypeError: something in it is no object with a state.
     """
+    if not isinstance(found, (Mapping, Sequence)):
+        raise TypeError(f"{hook}() must return a mapping, got {type(found).__name__}")
     result = dict(found) if isinstance(found, Mapping) else {str(number): one for number, one in enumerate(found)}
     for name, one in result.items():
         if not isinstance(name, str):
             raise TypeError(f"{hook}() must name each with a string, got {name!r}")
         if not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
-            raise TypeError(f"{hook}()[{name!r}] must have state_dict and load_state_dict, got {one!r}")
+            raise TypeError(f"{hook}()[{name!r}] must have state_dict and load_state_dict, got {type(one).__name__}")
     return result
 
 
@@ -66,6 +69,16 @@ def damage_told(place: str) -> Iterator[None]:
         raise TrainingResumeCheckpointFormatError(f"{place}: {error}") from error
 
 
+@contextmanager
+def while_loading(place: str) -> Iterator[None]:
+    """An error that comes from within says where, and what has come of it."""
+    try:
+        yield
+    except Exception as error:
+        add_note(error, f"while loading {place}; the trainer is locked until a resume succeeds")
+        raise
+
+
 def restore_objects(states: Mapping[str, Any], objects: Mapping[str, Any]) -> None:
     """Loads each, in their order, after it has cleared all gradients: an object may bring its own."""
     optimizers = [one for one in objects.values() if isinstance(one, torch.optim.Optimizer)]
@@ -75,12 +88,13 @@ def restore_objects(states: Mapping[str, Any], objects: Mapping[str, Any]) -> No
         parameter.grad = None
     for name, one in objects.items():
         state = states[name]
-        if isinstance(one, torch.amp.GradScaler):
-            restore_grad_scaler_state(one, state, optimizers)
-        else:
-            one.load_state_dict(state)
-        if isinstance(one, torch.optim.Optimizer) and isinstance(state, Mapping):
-            _restore_dtypes(one, state)
+        with while_loading(f"_resume_objects()[{name!r}]"):
+            if isinstance(one, torch.amp.GradScaler):
+                restore_grad_scaler_state(one, state, optimizers)
+            else:
+                one.load_state_dict(state)
+            if isinstance(one, torch.optim.Optimizer) and isinstance(state, Mapping):
+                _restore_dtypes(one, state)
 
 
 def _restore_dtypes(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:

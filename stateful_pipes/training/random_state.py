@@ -147,6 +147,8 @@ def check_generators(device: torch.device | str | None = None) -> torch.device |
 def check_random_state(state: Any, device: torch.device | str | None = None) -> None:
     """Raises what `restore_random_state` would; sets nothing but generators of its own."""
     cuda = check_generators(device)
+    if cuda is None and isinstance(state, Mapping) and "cuda" in state:
+        raise ValueError("the random state has a CUDA generator's: name the device that is to take it")
     fields = {"python", "numpy", "torch"} | (set() if cuda is None else {"cuda"})
     _check_keys("a random state", state, fields)
     try:

@@ -163,8 +163,9 @@ def test_an_object_that_refuses_its_own_state_locks_the_trainer(path, truth):
     whole["training_state"]["objects"]["model"]["weight"] = torch.zeros(2, 2)
     torch.save(whole, path)
     trainer = trained(1)
-    with pytest.raises(RuntimeError, match="size mismatch"):
+    with pytest.raises(RuntimeError, match="size mismatch") as caught:
         trainer.resume(path)
+    assert caught.value.__notes__ == ["while loading _resume_objects()['model']; the trainer is locked until a resume succeeds"]
     is_locked(trainer, path.with_name("new"), "size mismatch")
     path.write_bytes(data)
     trainer.resume(path)

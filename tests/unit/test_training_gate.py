@@ -225,7 +225,7 @@ class Uninitialized(Trainer):
 def test_a_trainer_that_was_not_initialized_says_so(tmp_path, method):
     trainer = Uninitialized()
     arguments = [tmp_path / "file"] if method in ("pause", "resume") else []
-    with pytest.raises(AttributeError, match="Uninitialized has to call _initialize_training_resume") as caught:
+    with pytest.raises(AttributeError, match=r"Uninitialized has to call _initialize_training_resume\(\)") as caught:
         getattr(trainer, method)(*arguments)
     assert not hasattr(caught.value, "code")
     assert trainer.reached == []

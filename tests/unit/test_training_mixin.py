@@ -125,7 +125,7 @@ def test_every_hook_that_has_no_default_is_asked_for():
 @pytest.mark.parametrize(
     ("hook", "returned", "text"),
     [
-        ("_resume_objects", {"model": 3}, r"_resume_objects\(\)\['model'\] must have state_dict and load_state_dict, got 3"),
+        ("_resume_objects", {"model": 3}, r"_resume_objects\(\)\['model'\] must have state_dict and load_state_dict, got int"),
         ("_resume_loaders", [iter(())], r"_resume_loaders\(\)\['0'\] must have state_dict"),
         ("_resume_objects", {1: torch.nn.Linear(1, 1)}, r"_resume_objects\(\) must name each with a string, got 1"),
         ("_ordinary_checkpoint", [1], r"_ordinary_checkpoint\(\) must return a mapping, got \[1\]"),

@@ -115,7 +115,7 @@ def test_bytes_that_are_no_checkpoint_are_refused(path, content):
 )
 def test_files_of_others_are_refused(path, whole):
     torch.save(whole, path)
-    refused_by_both(path, *FORMAT, "it has no resume part under 'training_state'")
+    refused_by_both(path, *FORMAT, "has no resume part under 'training_state'")
 
 
 def test_a_file_that_is_not_there_or_is_none_is_an_oserror(path):
