@@ -30,7 +30,7 @@ __all__ = ["FileReader"]
 class FileReader(Node[tuple[torch.Tensor, torch.Tensor]]):
     """Yields the content and the label of files, as `nvidia.dali.fn.readers.file` does; they are read in the workers.
 
-    Which files each epoch and batch has is DALI's `DALIGenericIterator(reader_name=...)`'s choice. Shard i of n has the
+    Epochs and batches are those of DALI's `DALIGenericIterator(reader_name=...)` over such a reader. Shard i of n has the
     files from i * N // n to (i + 1) * N // n. A reader goes on to the next shard each epoch, unless it sticks to its own.
     An epoch lasts until the largest shard is read, in whole batches of the `SeededBatcher` above (with nothing but maps
     between; else of one sample): what is missing there is read from the next shard already, or padded. A loader's
@@ -72,9 +72,9 @@ class FileReader(Node[tuple[torch.Tensor, torch.Tensor]]):
 
     State: number and hash of the files (paths and labels), the arguments, batch size and policy; epoch and consumed (places of
     this epoch); constant size. It serves every shard. With `random_shuffle` also what the buffer holds: indices, up to
-    `initial_fill` of them, about 5 bytes each. Seeds are taken over from a state, all else is to be equal. Cost of a
-    resume: O(1), with `random_shuffle` O(initial_fill); of a jump to another epoch with `random_shuffle`, or a state of
-    another shard, 0.3 us for each file before it in the pass.
+    `initial_fill` of them, up to 8 bytes each. Seeds are taken over from a state; all else is to be equal, the batch size too,
+    since epochs begin by it. Cost of a resume: O(1), with `random_shuffle` O(initial_fill), or from another shard's state, as of
+    a jump to another epoch, 0.3 us for each file before it in the pass.
 
     Raises:
         ValueError: an argument is out of its range, or excludes another; no file is found, or fewer than shards.
