@@ -11,7 +11,7 @@ The house, each room importing only from those above it:
     prefetch/                                      worker processes
     checkpoint  sealed_file  checkpoint_manager    files
     agreement  door  view  iterator                the top
-    loader  dataset
+    loader  multi_pipeline  dataset
     integrations/                                  other libraries' pipelines as nodes, each with an extra of its own
     training/                                      a whole training, paused and resumed
     testing/                                       what shows that a resume is exact
@@ -23,6 +23,7 @@ from stateful_pipes.dataset import as_dataset
 from stateful_pipes.errors import StatefulPipesError, get_error_message
 from stateful_pipes.fields import Field
 from stateful_pipes.loader import StatefulDataLoader
+from stateful_pipes.multi_pipeline import MultiPipelineLoader, MultiPipelineState
 from stateful_pipes.node import Node
 from stateful_pipes.nodes.batcher import SeededBatcher
 from stateful_pipes.nodes.external_source import BatchInfo, ExternalSource, SampleInfo
@@ -68,6 +69,8 @@ __all__ = [
     "LoaderState",
     "Mark",
     "Mixer",
+    "MultiPipelineLoader",
+    "MultiPipelineState",
     "NaiveBatchSampler",
     "Node",
     "Order",

@@ -1,0 +1,247 @@
+"""Several pipelines stepped together: a step is consumed by all or by none."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from stateful_pipes import (
+    FileReader,
+    MultiPipelineLoader,
+    ProcessPrefetcher,
+    RandomSampler,
+    SamplerNode,
+    SeededBatcher,
+    SeededMapper,
+    SequentialSampler,
+    StatefulDataLoader,
+)
+from stateful_pipes.errors import LoaderFailedError, StateMismatchError
+
+SHARDS = 3
+
+
+class Reading:
+    """Fails at an index, until it is mended."""
+
+    def __init__(self, fails=None):
+        self.fails = fails
+
+    def __call__(self, index):
+        if index == self.fails:
+            raise ValueError("broken")
+        return index
+
+
+def shards(seed=1, workers=0, size=2, fails=None, length=21):
+    nodes = []
+    for rank in range(SHARDS):
+        node = SamplerNode(RandomSampler(length, seed=seed), rank=rank, world_size=SHARDS)
+        node = SeededBatcher(SeededMapper(node, Reading(fails), rng=()), size, collate_fn=list, seed=5)
+        nodes.append(ProcessPrefetcher(node, workers))
+    return nodes
+
+
+def epochs(loader, count):
+    return [list(loader) for _ in range(count)]
+
+
+@pytest.fixture
+def truth():
+    return epochs(MultiPipelineLoader(shards()), 3)
+
+
+def test_a_batch_of_each_a_step(truth):
+    alone = [epochs(StatefulDataLoader(node), 3) for node in shards()]
+    assert truth == [[list(step) for step in zip(*epoch, strict=True)] for epoch in zip(*alone, strict=True)]
+    assert sorted(index for step in truth[0] for batch in step for index in batch) == list(range(21))
+    assert [len(epoch) for epoch in truth] == [4] * 3 == [len(MultiPipelineLoader(shards()))] * 3
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("cut", range(9))
+def test_a_resume_at_every_cut(truth, cut, workers):
+    flat = [step for epoch in truth for step in epoch]
+    with MultiPipelineLoader(shards(workers=workers)) as loader:
+        read = 0
+        while read < cut:
+            for step in loader:
+                assert step == flat[read]
+                read += 1
+                if read == cut:
+                    break
+        states = json.loads(json.dumps(loader.state_dict()))
+        checkpoints = loader.checkpoints()
+    with MultiPipelineLoader(shards(seed=9, workers=workers)) as resumed:
+        resumed.load_state_dict(states)
+        assert resumed.is_restored_from_checkpoint
+        assert resumed.checkpoints() == checkpoints
+        assert [step for _ in range(3) for step in resumed][: 12 - cut] == flat[cut:]
+    with MultiPipelineLoader(shards(seed=9, workers=workers), checkpoint=checkpoints) as resumed:
+        assert [step for _ in range(3) for step in resumed][: 12 - cut] == flat[cut:]
+
+
+@pytest.mark.parametrize("rank", range(SHARDS))
+@pytest.mark.parametrize("place", [0, 1, 3])
+def test_a_step_that_one_pipeline_fails_is_nobody_s(truth, rank, place):
+    index = truth[0][place][rank][0]
+    loader = MultiPipelineLoader(shards(fails=index))
+    steps = iter(loader)
+    assert [next(steps) for _ in range(place)] == truth[0][:place]
+    before = loader.state_dict()
+    with pytest.raises(ValueError, match="broken"):
+        next(steps)
+    assert loader.state_dict() == before
+    with pytest.raises(LoaderFailedError):
+        next(iter(loader))
+    for one in loader.loaders:
+        one.close()
+        one.pipeline.sources[0].sources[0].map_fn.fails = None
+    assert list(loader) == truth[0][place:]
+
+
+def test_an_interrupt_within_a_step_is_nobody_s_step(truth):
+    """As Ctrl-C while the second pipeline reads."""
+
+    class Interrupted(Reading):
+        def __call__(self, index):
+            if index == self.fails:
+                self.fails = None
+                raise KeyboardInterrupt
+            return index
+
+    nodes = shards()
+    nodes[1].sources[0].sources[0].map_fn = Interrupted(truth[0][2][1][1])
+    loader = MultiPipelineLoader(nodes)
+    found = []
+    with pytest.raises(KeyboardInterrupt):
+        found.extend(iter(loader))
+    found = list(loader)
+    assert found == truth[0][len(truth[0]) - len(found) :]
+    assert len(found) == 2
+
+
+def test_moves(truth):
+    loader = MultiPipelineLoader(shards())
+    next(iter(loader))
+    loader.restart()
+    assert list(loader) == truth[0]
+    loader.set_epoch(2)
+    assert list(loader) == truth[2]
+
+
+def test_epochs_of_different_lengths_are_told_and_nothing_is_lost():
+    nodes = [SamplerNode(SequentialSampler(length)) for length in (3, 2)]
+    loader = MultiPipelineLoader(nodes)
+    steps = iter(loader)
+    assert [next(steps), next(steps)] == [[0, 0], [1, 1]]
+    with pytest.raises(RuntimeError, match=re.escape("the epochs of pipelines [1] of 2 have fewer batches")):
+        next(steps)
+    assert loader.loaders[0].position == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (lambda state: state["pipelines"].pop("1"), "not a state of 3 pipelines"),
+        (lambda state: state["pipelines"].update({"3": {}}), "not a state of 3 pipelines"),
+        (lambda state: state["pipelines"]["2"]["nodes"]["sampler"].update(length=4), r"sampler\.length: saved 4, here 21"),
+        (lambda state: state.clear(), "not a state of 3 pipelines"),
+    ],
+)
+def test_a_refused_state_changes_nothing(truth, change, match):
+    loader = MultiPipelineLoader(shards())
+    state = loader.state_dict()
+    next(iter(loader))
+    before = loader.state_dict()
+    change(state)
+    for load in (loader.load_state_dict, loader.validate_state_dict):
+        with pytest.raises(StateMismatchError, match=match):
+            load(state)
+    assert loader.state_dict() == before
+    assert list(loader) == truth[0][1:]
+
+
+def test_checkpoints_of_some_or_of_different_places():
+    loader = MultiPipelineLoader(shards())
+    first = loader.checkpoints()
+    next(iter(loader))
+    second = loader.checkpoints()
+    with pytest.raises(ValueError, match="must have all or none"):
+        MultiPipelineLoader(shards(), checkpoint=[None, *first[1:]])
+    with pytest.raises(ValueError, match="one for each of 3 pipelines, got 2"):
+        MultiPipelineLoader(shards(), checkpoint=first[:2])
+    with pytest.raises(ValueError, match="different positions"):
+        MultiPipelineLoader(shards(), checkpoint=[second[0], *first[1:]])
+    with pytest.raises(ValueError, match="different positions"):
+        MultiPipelineLoader(shards(), checkpoint=[None, *second[1:]], allow="unrestored")
+    mixed = MultiPipelineLoader(shards(), checkpoint=[None, *second[1:]], allow=("unrestored", "position"))
+    assert [one.position.consumed for one in mixed.loaders] == [0, 6, 6]
+    assert not mixed.is_restored_from_checkpoint
+    assert len(MultiPipelineLoader(shards(), checkpoint=[None, *first[1:]], allow="unrestored")) == 4
+    with pytest.raises(ValueError, match="allow may name"):
+        MultiPipelineLoader(shards(), allow="seed")
+    with pytest.raises(ValueError, match="one or more"):
+        MultiPipelineLoader([])
+
+
+def test_batch_sizes_have_to_be_equal():
+    with pytest.raises(ValueError, match="pipelines 0 and 1 differ in batch_size"):
+        MultiPipelineLoader([shards(size=2)[0], shards(size=3)[1]])
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for number in range(7):
+        (tmp_path / f"{number}.bin").write_bytes(bytes([number]))
+    return tmp_path
+
+
+def readers(folder, *changes, size=2, count=7, **both):
+    nodes = []
+    for shard, change in enumerate(changes):
+        files = [f"{number}.bin" for number in range(change.pop("count", count))]
+        reader = FileReader(folder, files, **{"shard_id": shard, "num_shards": len(changes), **both, **change})
+        nodes.append(SeededBatcher(reader, size, collate_fn=label_of, seed=1))
+    return nodes
+
+
+def label_of(samples):
+    return [label.item() for _, label in samples]
+
+
+def test_readers_of_files(folder):
+    loader = MultiPipelineLoader(readers(folder, {}, {}))
+    assert list(loader) == [[[0, 1], [3, 4]], [[2, 3], [5, 6]]]
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ({"count": 6}, "epoch_size"),
+        ({"num_shards": 3}, "number_of_shards"),
+        ({"pad_last_batch": True}, "pad_last_batch"),
+        ({"stick_to_shard": True}, "stick_to_shard"),
+        ({"shuffle_after_epoch": True}, "stick_to_shard"),
+    ],
+)
+def test_readers_have_to_be_alike(folder, change, key):
+    with pytest.raises(ValueError, match=f"pipelines 0 and 1 differ in .*{key}"):
+        MultiPipelineLoader(readers(folder, {}, change))
+
+
+def test_readers_have_to_shuffle_alike_and_to_read_shards_of_their_own(folder):
+    seeds = [{"shuffle_after_epoch_seed": seed} for seed in (1, 2)]
+    with pytest.raises(ValueError, match="differ in shuffle_after_epoch_seed"):
+        MultiPipelineLoader(readers(folder, *seeds, shuffle_after_epoch=True))
+    with pytest.raises(ValueError, match=re.escape("a shard of its own, got shard_id [1, 1]")):
+        MultiPipelineLoader(readers(folder, {"shard_id": 1}, {}))
+
+
+def test_what_was_refused_is_free_again(folder):
+    nodes = readers(folder, {"shard_id": 1}, {})
+    with pytest.raises(ValueError, match="a shard of its own"):
+        MultiPipelineLoader(nodes)
+    assert next(iter(StatefulDataLoader(nodes[0]))) == [3, 4]
