@@ -12,21 +12,28 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from os import PathLike
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from stateful_pipes.errors import CheckpointFileError
 
-__all__ = ["dumps", "loads", "read", "state_of", "write_atomically"]
+__all__ = ["Held", "dumps", "held_in", "loads", "read", "write_atomically"]
 
 logger = logging.getLogger("stateful_pipes")
 _LONGEST_NAME = 255
 """Bytes, on all file systems in common use."""
 
 
-def dumps(state: Mapping[str, Any]) -> bytes:
-    """The state as canonical JSON beside the SHA-256 of that JSON."""
-    body = _canonical(state)
-    return _canonical({"sha256": hashlib.sha256(body).hexdigest(), "state": state})
+class Held(NamedTuple):
+    """What a checkpoint holds: a loader's state, and what its caller put beside it."""
+
+    state: dict[str, Any]
+    user: Any
+
+
+def dumps(state: Mapping[str, Any], user: object = None) -> bytes:
+    """The state, and the caller's own entry if there is one, as canonical JSON beside the SHA-256 of that JSON."""
+    body = {"state": state} if user is None else {"state": state, "user": user}
+    return _canonical({"sha256": _digest(body), **body})
 
 
 def loads(data: bytes) -> dict[str, Any]:
@@ -35,16 +42,7 @@ def loads(data: bytes) -> dict[str, Any]:
     Raises:
         CheckpointFileError: the bytes are truncated, changed, or something else altogether.
     """
-    remedy = "Go back to an older checkpoint"
-    try:
-        held = json.loads(data)
-        digest, state = held["sha256"], held["state"]
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise CheckpointFileError("not JSON with a checksum and a state", remedy=remedy) from error
-    found = hashlib.sha256(_canonical(state)).hexdigest()
-    if not isinstance(state, dict) or digest != found or _canonical(held) != data:
-        raise CheckpointFileError("the checksum does not fit the content", expected=digest, found=found, remedy=remedy)
-    return state
+    return _held(data).state
 
 
 def read(path: str | PathLike[str]) -> dict[str, Any]:
@@ -54,18 +52,33 @@ def read(path: str | PathLike[str]) -> dict[str, Any]:
         FileNotFoundError: there is no such file.
         CheckpointFileError: it is not a whole checkpoint.
     """
+    return held_in(path).state
+
+
+def held_in(checkpoint: bytes | str | PathLike[str] | Mapping[str, Any]) -> Held:
+    """What it holds, however it is given: as a state, as bytes, or as the path of a file."""
+    if isinstance(checkpoint, Mapping):
+        return Held(dict(checkpoint), None)
+    if isinstance(checkpoint, bytes):
+        return _held(checkpoint)
     try:
-        return loads(Path(path).read_bytes())
+        return _held(Path(checkpoint).read_bytes())
     except CheckpointFileError as error:
-        error.add_note(f"in file {os.fspath(path)}")
+        error.add_note(f"in file {os.fspath(checkpoint)}")
         raise
 
 
-def state_of(checkpoint: bytes | str | PathLike[str] | Mapping[str, Any]) -> Mapping[str, Any]:
-    """The state, however it is given: itself, as bytes, or as the path of a file."""
-    if isinstance(checkpoint, Mapping):
-        return checkpoint
-    return loads(checkpoint) if isinstance(checkpoint, bytes) else read(checkpoint)
+def _held(data: bytes) -> Held:
+    remedy = "Go back to an older checkpoint"
+    try:
+        body = json.loads(data)
+        digest, state, user = body.pop("sha256"), body["state"], body.get("user")
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise CheckpointFileError("not JSON with a checksum and a state", remedy=remedy) from error
+    found = _digest(body)
+    if not isinstance(state, dict) or digest != found or _canonical({"sha256": digest, **body}) != data:
+        raise CheckpointFileError("the checksum does not fit the content", expected=digest, found=found, remedy=remedy)
+    return Held(state, user)
 
 
 def write_atomically(path: str | PathLike[str], data: bytes | Callable[[BinaryIO], object]) -> None:
@@ -118,3 +131,7 @@ def _sync_folder(folder: Path) -> None:
 
 def _canonical(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _digest(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(_canonical(body if "user" in body else body["state"])).hexdigest()

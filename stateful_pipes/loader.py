@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 from torchdata.nodes import BaseNode
 
 from stateful_pipes.agreement import check_agreement, keeping_nobody_waiting
-from stateful_pipes.checkpoint import dumps, state_of, write_atomically
+from stateful_pipes.checkpoint import dumps, held_in, write_atomically
 from stateful_pipes.contract import walk
 from stateful_pipes.door import DatasetArguments, build, refuse_arguments
 from stateful_pipes.errors import NodeAttachedError, ResumableModeRequiredError
@@ -154,12 +154,13 @@ class StatefulDataLoader(PipelineView, Generic[T_co]):
         self._root.attach_loader(self)
         self._resumable = resumable
         self._restored = False
+        self.user: Any = None
         self._begun = -1  # the epoch of the last iterator, without resume
         try:
             set_last_batch_policy(self._root, last_batch_policy)
             if checkpoint is not None:
                 with keeping_nobody_waiting(self._root):
-                    state = state_of(checkpoint)
+                    state, self.user = held_in(checkpoint)
                 self.load_state_dict(state)
         except BaseException:
             self.close()  # the caller may try an older one, over the same nodes
@@ -238,9 +239,10 @@ class StatefulDataLoader(PipelineView, Generic[T_co]):
         self._root.refuse_loader(self)
         return names
 
-    def checkpoint(self, path: str | PathLike[str] | None = None) -> bytes:
-        """The state as JSON bytes with a checksum; with a path, written there atomically and durably as well."""
-        data = dumps(self.state_dict())
+    def checkpoint(self, path: str | PathLike[str] | None = None, *, user: object = None) -> bytes:
+        """The state, and what JSON takes of the caller's own (`loader.user` of one made from it), as bytes with a checksum; with
+        a path, written there atomically and durably as well."""
+        data = dumps(self.state_dict(), user)
         if path is not None:
             write_atomically(path, data)
         return data

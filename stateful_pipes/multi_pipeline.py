@@ -9,7 +9,7 @@ from typing import Any, Generic, Self, TypedDict, TypeVar
 
 from torchdata.nodes import BaseNode
 
-from stateful_pipes.checkpoint import dumps, state_of
+from stateful_pipes.checkpoint import dumps, held_in
 from stateful_pipes.errors import StateMismatchError
 from stateful_pipes.loader import StatefulDataLoader
 from stateful_pipes.nodes.foreign import ForeignNode, walk_all
@@ -193,7 +193,8 @@ def _loader_of(pipeline: Any, checkpoint: Checkpoint | None) -> StatefulDataLoad
     if not isinstance(pipeline, StatefulDataLoader):
         return StatefulDataLoader(pipeline, checkpoint=checkpoint)
     if checkpoint is not None:
-        pipeline.load_state_dict(state_of(checkpoint))
+        state, pipeline.user = held_in(checkpoint)
+        pipeline.load_state_dict(state)
     return pipeline
 
 

@@ -318,3 +318,24 @@ def test_a_missing_checkpoint_at_construction(tmp_path):
 def test_a_checkpoint_of_another_type(checkpoint):
     with pytest.raises(TypeError):
         StatefulDataLoader(range(10), checkpoint=checkpoint)
+
+
+@pytest.mark.parametrize("user", [{"rate": 0.1, "names": ["a", "ü"]}, [], 0, False, "x"])
+def test_an_entry_of_the_caller_s_own(tmp_path, user):
+    loader = StatefulDataLoader(range(10), batch_size=2, shuffle=True, seed=1)
+    next(iter(loader))
+    data = loader.checkpoint(tmp_path / "loader.json", user=user)
+    assert loads(data) == loader.state_dict()
+    for checkpoint in (data, tmp_path / "loader.json"):
+        resumed = StatefulDataLoader(range(10), batch_size=2, shuffle=True, checkpoint=checkpoint)
+        assert (resumed.user, resumed.position) == (user, (0, 2))
+        assert resumed.checkpoint(user=resumed.user) == data
+    with pytest.raises(CheckpointFileError):
+        loads(data.replace(json.dumps(user, sort_keys=True, separators=(",", ":")).encode(), b"1"))
+
+
+def test_without_an_entry_of_the_caller_s_own():
+    loader = StatefulDataLoader(range(10), batch_size=2)
+    assert loader.user is StatefulDataLoader(range(10), batch_size=2, checkpoint=loader.checkpoint()).user is None
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        loader.checkpoint(user=object())
