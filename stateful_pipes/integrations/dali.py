@@ -10,7 +10,8 @@ from typing import Any, NoReturn
 
 from torchdata.nodes import BaseNode
 
-from stateful_pipes.errors import Difference, ResumableModeRequiredError, StateMismatchError
+from stateful_pipes.caught import brief
+from stateful_pipes.errors import Difference, LoaderFailedError, ResumableModeRequiredError, StateMismatchError
 from stateful_pipes.integrations.dali_batches import CheckpointError, DALIBatches, LastBatchPolicy, Pipeline
 from stateful_pipes.integrations.dali_graph import check_resumable, fingerprint
 
@@ -89,6 +90,7 @@ class DALIPipelineNode(BaseNode[dict[str, Any]]):
         if reader_name is None and self._policy is not LastBatchPolicy.FILL:
             raise ValueError(f"last_batch_policy={self._policy.name} needs a reader_name, which tells where an epoch ends")
         self._pid = os.getpid()
+        self._failure = ""
         self._batches, self._pipeline = self._built(checkpoint)
 
     def reset(self, initial_state: Mapping[str, Any] | bytes | None = None) -> None:
@@ -98,23 +100,47 @@ class DALIPipelineNode(BaseNode[dict[str, Any]]):
             StateMismatchError: the state does not fit; nothing is changed.
         """
         self._refuse_fork()
+        if initial_state is None:
+            self._check()
         super().reset(None)
         if isinstance(initial_state, bytes):
             self._batches, self._pipeline = self._built(initial_state)
+            self._failure = ""
         elif initial_state is not None:
             self._batches, self._pipeline = self._restored(initial_state)
+            self._failure = ""
         elif self._batches.ended:
             self._batches.next_epoch()
 
     def next(self) -> dict[str, Any]:
-        """The next batch of this epoch."""
+        """The next batch of this epoch.
+
+        Raises:
+            LoaderFailedError: an earlier batch failed, after which a DALI pipeline cannot go on; a load makes another.
+        """
         self._refuse_fork()
-        return next(self._batches)
+        self._check()
+        try:
+            return next(self._batches)
+        except Exception as error:
+            if not isinstance(error, StopIteration):
+                self._failure = brief(error)
+            raise
 
     def get_state(self) -> dict[str, Any]:
-        """Plain JSON types: where the pipeline stood after the last batch handed out."""
+        """Plain JSON types: where the pipeline stood after the last batch handed out; LoaderFailedError as for `next`."""
         self._refuse_fork()
+        self._check()
         return {**self._arguments(self._pipeline), "checkpoint": base64.b64encode(self._batches.checkpoint()).decode()}
+
+    def reader_meta(self) -> dict[str, Any]:
+        """What DALI's `Pipeline.reader_meta` tells of the reader `reader_name`; nothing without one."""
+        return self._batches.reader_meta()
+
+    @property
+    def batch_size(self) -> int:
+        """The pipeline's."""
+        return self._batches.batch_size
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(f"a {type(self).__name__} cannot be copied or pickled; make one there and load the state")
@@ -182,6 +208,10 @@ class DALIPipelineNode(BaseNode[dict[str, Any]]):
             raise ValueError(f"reader_name must be one of the pipeline's readers {readers}, got {self._reader_name!r}")
         if len(self._names) != pipeline.num_outputs:
             raise ValueError(f"output_names must name {pipeline.num_outputs} outputs, got {list(self._names)}")
+
+    def _check(self) -> None:
+        if self._failure:
+            raise LoaderFailedError(self._failure, remedy="Load a state, which makes a new pipeline")
 
     def _refuse_fork(self) -> None:
         if os.getpid() != self._pid:

@@ -41,6 +41,7 @@ class DALIBatches(_DaliBaseIterator):  # type: ignore[misc]  # the type checker 
     """
 
     _pipes: list[Any]
+    batch_size: int
 
     def __init__(
         self,
@@ -91,6 +92,10 @@ class DALIBatches(_DaliBaseIterator):  # type: ignore[misc]  # the type checker 
         """DALI's own checkpoint, after the last batch handed out; `DALIGenericIterator` takes it too."""
         data: bytes = self._pipes[0]._get_checkpoint(iterator_data=self._save_state())
         return data
+
+    def reader_meta(self) -> dict[str, Any]:
+        """What DALI tells of the reader, if there is one."""
+        return dict(self._pipes[0].reader_meta(self._reader_name)) if self._reader_name else {}
 
     def _restore_state(self, iterator_data: str) -> None:
         if iterator_data:

@@ -8,6 +8,7 @@ import itertools
 import json
 import multiprocessing
 import pickle
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -28,7 +29,7 @@ from stateful_pipes import (
     SeededMapper,
     StatefulDataLoader,
 )
-from stateful_pipes.errors import ResumableModeRequiredError, StateMismatchError
+from stateful_pipes.errors import LoaderFailedError, ResumableModeRequiredError, StateMismatchError
 from tests.integration.pipelines import check_resumes, epochs, shut, states, take
 from tests.streams import same
 
@@ -48,6 +49,8 @@ READERS = {
     "random_shuffle": {"random_shuffle": True, "initial_fill": 3},
     "shuffle_after_epoch": {"shuffle_after_epoch": True},
 }
+UNCACHED = {"dont_use_mmap": True}
+"""For files that change: DALI shares what it has mapped between its pipelines."""
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +77,7 @@ DEVICES = {"decoder": "cpu"}
 
 def factory(folder, reader="plain", make=images, **options):
     arguments = {"batch_size": BATCH_SIZE, "num_threads": 2, "device_id": None, "seed": 7, "enable_checkpointing": True}
-    return lambda checkpoint: make(folder, READERS[reader], checkpoint=checkpoint, **{**arguments, **options})
+    return lambda checkpoint: make(folder, READERS.get(reader, UNCACHED), checkpoint=checkpoint, **{**arguments, **options})
 
 
 def node(folder, reader="plain", make=images, last_batch_policy="PARTIAL", output_names=NAMES, **options):
@@ -602,6 +605,56 @@ def test_an_error_of_the_user_s_data_stays_what_it_is(tmp_path):
     with pytest.raises(RuntimeError, match="Failed to open") as caught:
         node(str(tmp_path / "nowhere"))
     assert type(caught.value) is RuntimeError
+
+
+@pytest.fixture
+def damaged(folder, tmp_path):
+    """The same folder, where the third file is no JPEG; and what mends it."""
+    found = tmp_path / "damaged"
+    shutil.copytree(folder, found)
+    path = sorted(found.rglob("*.jpg"))[2]
+    good = path.read_bytes()
+    path.write_bytes(b"no JPEG")
+    return str(found), lambda: path.write_bytes(good)
+
+
+def test_after_an_error_a_load_goes_on_and_nothing_else_does(damaged):
+    folder, mend = damaged
+    source = node(folder, "uncached")
+    next(source)
+    state = source.state_dict()
+    with pytest.raises(RuntimeError, match="image_random_crop"):
+        next(source)
+    for ask in (source.state_dict, source.reset, lambda: next(source)):
+        with pytest.raises(LoaderFailedError, match=r"(?s)image_random_crop.*Load a state"):
+            ask()
+    mend()
+    source.reset(state)
+    whole = list(node(folder, "uncached"))
+    assert same(list(source), whole[1:])
+
+
+def test_under_our_loader_closing_is_enough_after_an_error(damaged):
+    folder, mend = damaged
+    loader = StatefulDataLoader(node(folder, "uncached"))
+    iterator = iter(loader)
+    read = take(iterator, 1)
+    with pytest.raises(RuntimeError, match="image_random_crop"):
+        next(iterator)
+    state = loader.state_dict()
+    mend()
+    loader.close()
+    whole = list(node(folder, "uncached"))
+    assert same(read + list(loader), whole)
+    loader.load_state_dict(state)
+    assert same(list(loader), whole[1:])
+
+
+def test_what_is_told_of_its_reader(folder):
+    source = node(folder)
+    assert source.batch_size == BATCH_SIZE
+    assert source.reader_meta() == factory(folder)(None).reader_meta("reader")
+    assert DALIPipelineNode(factory(folder), output_names=NAMES).reader_meta() == {}
 
 
 # Plain checkpoints of DALI's.
