@@ -214,6 +214,6 @@ def _reader_of(loader: StatefulDataLoader[Any]) -> dict[str, Any]:
     for node in walk_all(loader.pipeline):
         held = node.node if isinstance(node, ForeignNode) else node
         if hasattr(held, "reader_meta"):
-            seed = getattr(held, "shuffle_after_epoch_seed", None)
-            return {**held.reader_meta(), "shuffle_after_epoch_seed": seed}
+            own = {name: getattr(held, name) for name in ("batch_size", "shuffle_after_epoch_seed") if hasattr(held, name)}
+            return {**held.reader_meta(), **own}
     return {}

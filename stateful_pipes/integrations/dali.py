@@ -133,6 +133,12 @@ class DALIPipelineNode(BaseNode[dict[str, Any]]):
         self._check()
         return {**self._arguments(self._pipeline), "checkpoint": base64.b64encode(self._batches.checkpoint()).decode()}
 
+    def __len__(self) -> int:
+        """Batches in an epoch, as DALI's iterators tell it; TypeError without `reader_name`."""
+        if self._reader_name is None:
+            raise TypeError("without reader_name it is not known how long an epoch is")
+        return len(self._batches)
+
     def reader_meta(self) -> dict[str, Any]:
         """What DALI's `Pipeline.reader_meta` tells of the reader `reader_name`; nothing without one."""
         return self._batches.reader_meta()

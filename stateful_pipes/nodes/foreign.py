@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Mapping, Sized
+from contextlib import suppress
 from typing import Any
 
 from torchdata.nodes import BaseNode
@@ -119,7 +120,9 @@ class ForeignNode(Node[Any]):
         self._epoch, self._position, self._ended = self._epoch + 1, 0, False
 
     def length(self) -> int | None:
-        return len(self.node) if isinstance(self.node, Sized) else None
+        with suppress(TypeError):  # as one that is endless now and then says
+            return len(self.node) if isinstance(self.node, Sized) else None
+        return None
 
     def _refuse_second_start(self) -> None:
         if self._started and any(_runs_once(held) for held in _held(self.node, set())):

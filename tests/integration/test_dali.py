@@ -11,6 +11,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from torchdata.nodes import Batcher, Loader, Mapper, Prefetcher
 
 from stateful_pipes import (
     Mixer,
+    MultiPipelineLoader,
     ProcessPrefetcher,
     RandomSampler,
     SamplerNode,
@@ -655,6 +657,50 @@ def test_what_is_told_of_its_reader(folder):
     assert source.batch_size == BATCH_SIZE
     assert source.reader_meta() == factory(folder)(None).reader_meta("reader")
     assert DALIPipelineNode(factory(folder), output_names=NAMES).reader_meta() == {}
+
+
+def test_the_length_of_an_epoch(folder):
+    for policy in ("FILL", "PARTIAL", "DROP"):
+        loader = StatefulDataLoader(SeededMapper(node(folder, last_batch_policy=policy), draw_nothing, rng=()))
+        assert len(loader) == len(list(loader))
+    endless = DALIPipelineNode(factory(folder), output_names=NAMES)
+    with pytest.raises(TypeError, match="without reader_name it is not known"):
+        len(endless)
+    with pytest.raises(TypeError, match="does not know its length"):
+        len(StatefulDataLoader(SeededBatcher(endless, 2, collate_fn=list)))
+
+
+def test_several_pipelines(folder):
+    """Their epochs are those of one that reads every shard."""
+
+    def make(shard, **options):
+        reading = partial(sharded, shard)
+        return DALIPipelineNode(factory(folder, make=reading, **options), output_names=["label"], reader_name="reader")
+
+    loader = MultiPipelineLoader([make(0), make(1)])
+    steps = list(loader)
+    labels = [int(label) for step in steps for batch in step for label in batch["label"].flatten()]
+    assert len(labels) >= FILES
+    assert set(labels) == {0, 1}
+    next(iter(loader))
+    checkpoints = loader.checkpoints()
+    rest = list(loader)
+    resumed = MultiPipelineLoader([make(0), make(1)], checkpoint=checkpoints)
+    assert same(list(resumed), rest)
+    with pytest.raises(ValueError, match="a shard of its own"):
+        MultiPipelineLoader([make(0), make(0)])
+    with pytest.raises(ValueError, match="differ in batch_size"):
+        MultiPipelineLoader([make(0), make(1, batch_size=BATCH_SIZE + 1)])
+
+
+def sharded(shard, *arguments, **options):
+    return shard_of(*arguments, shard=shard, **options)
+
+
+@pipeline_def
+def shard_of(folder, reader, shard):
+    _, label = fn.readers.file(file_root=folder, name="reader", shard_id=shard, num_shards=2, **reader)
+    return label
 
 
 # Plain checkpoints of DALI's.
