@@ -98,7 +98,7 @@ def batched(case, node, seed, collate="drawing"):
     if case["batch_size"] is None:
         return node
     size = None if case["order"] in BATCH_ORDERS else case["batch_size"]
-    drop_last = size is not None and case["drop_last"]
+    drop_last = size is not None and case.get("drop_last", False)
     return SeededBatcher(node, size, drop_last=drop_last, collate_fn=COLLATES[collate], seed=seed + 2)
 
 
@@ -251,9 +251,7 @@ def over_dali(case, seed, folder):
 
     def factory(checkpoint):
         # DALI takes its seeds from its checkpoint, but counts them among the arguments, which have to be equal.
-        return make(
-            folder, reader_arguments(case), device, checkpoint=checkpoint, enable_checkpointing=True, seed=7, **options
-        )
+        return make(folder, reader_arguments(case), device, checkpoint=checkpoint, enable_checkpointing=True, seed=7, **options)
 
     policy = case["last_batch_policy"]
     return DALIPipelineNode(factory, output_names=["image", "label", "drawn"], reader_name="reader", last_batch_policy=policy)
@@ -271,6 +269,7 @@ class Entry:
         axes: By name the values that a case takes; a case has one of each.
         silent: The axes that must not show in the stream; each value of the others has to.
         is_possible: Whether there is such a pipeline.
+        is_dear: Whether it takes long to make one.
         needs: What this machine has not; "" if nothing.
         workers: Whether a `ProcessPrefetcher` with workers may be put above it.
     """
@@ -279,6 +278,7 @@ class Entry:
     axes: Mapping[str, tuple[Any, ...]]
     silent: frozenset[str] = frozenset()
     is_possible: Callable[[Mapping[str, Any]], bool] = field(default=lambda case: True)
+    is_dear: Callable[[Mapping[str, Any]], bool] = field(default=lambda case: False)
     needs: str = ""
     workers: bool = True
 
@@ -340,7 +340,7 @@ def _is_dealt_below(case):
 TABLE: dict[str, Entry] = {
     "SamplerNode": Entry(
         over_sampler,
-        {"order": (*ORDERS, *BATCH_ORDERS), "batch_size": (3, 1, 2, None), "drop_last": (False, True), **SHARES},
+        {"order": (*ORDERS, *BATCH_ORDERS), "batch_size": (3, 2, None), "drop_last": (False, True), **SHARES},
         is_possible=_unbatched_whole,
     ),
     "SeededMapper": Entry(
@@ -357,8 +357,16 @@ TABLE: dict[str, Entry] = {
     ),
     "ProcessPrefetcher": Entry(
         over_prefetcher,
-        {"workers": (0, 1, 2), "prefetch_factor": (2, 1), "place": ("top", "middle"), **SHUFFLES, **BATCHES, **SHARES},
+        {
+            "workers": (0, 1, 2),
+            "prefetch_factor": (2, 1),
+            "place": ("top", "middle"),
+            **SHUFFLES,
+            "batch_size": (3, 2),
+            "share": SHARES["share"],
+        },
         silent=frozenset({"workers", "prefetch_factor"}),
+        is_dear=lambda case: case["workers"] > 0,
         workers=False,
     ),
     "Mixer": Entry(
@@ -381,20 +389,27 @@ TABLE: dict[str, Entry] = {
         {"keep": ("function", "array"), "order": ("random", "sequential", "infinite"), **BATCHES, **SHARES},
         silent=frozenset({"keep"}),
     ),
-    "ExternalSource": Entry(
-        over_external, {"function": ("index", "batch-info", "sample-info"), "batch_size": (3, 1, 2, None)}
-    ),
+    "ExternalSource": Entry(over_external, {"function": ("index", "batch-info", "sample-info"), "batch_size": (3, 1, 2, None)}),
     "FileReader": Entry(over_files, SHARDS, is_possible=_has_batches),
     "ForeignNode": Entry(
         over_foreign,
         {
             "held": ("filter-over-ours", "batcher-over-ours", "threads-over-ours", "iterable", "filter"),
-            "batch_size": (3, 1, 2, None),
+            "batch_size": (3, 1, None),
             "drop_last": (False, True),
             **SHARES,
         },
         is_possible=_is_dealt_below,
+        is_dear=lambda case: "threads" in case["held"],
     ),
-    "PinnedMemory": Entry(over_pinned, {"workers": (0, 2), **SHUFFLES, **BATCHES, **SHARES}, frozenset({"workers"}), needs=NO_CUDA),
-    "DALIPipelineNode": Entry(over_dali, SHARDS, is_possible=_has_batches, needs=NO_DALI),
+    "PinnedMemory": Entry(
+        over_pinned, {"workers": (0, 2), **SHUFFLES, **BATCHES, **SHARES}, frozenset({"workers"}), needs=NO_CUDA
+    ),
+    "DALIPipelineNode": Entry(
+        over_dali,
+        {**SHARDS, "shuffle": ("plain", "buffer-3", "after-epoch")},
+        is_possible=_has_batches,
+        is_dear=lambda case: True,
+        needs=NO_DALI,
+    ),
 }

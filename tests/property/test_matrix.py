@@ -4,15 +4,20 @@ The nodes are collected by construction: whatever class of the package, exported
 iterated has an entry in `TABLE` which contains it, or else is in `WITHOUT_RESUME`, and refuses. So have the orders.
 
 A case of an entry has a value of each of its axes: the order, the batch size, drop_last, the rank or shard, sticking, padding...
-Its stream is `EPOCHS` epochs (or `MOST` steps), and it is cut at each of their steps, before the first and after the last
-included, with a state that went through JSON, the bytes of `checkpoint()`, a file of it, or torch.save and torch.load in turn.
-Each state goes into a loader of other seeds and into one that all states go through, backwards; then there is a chain, in which
-each loader gives its state to the next one after a few steps. Items, positions and states are compared with the uninterrupted
-stream at each step.
+Its stream is some epochs and the start of the next one, and it is cut before its first step and after each, with a state that
+went through JSON, the bytes of `checkpoint()`, a file of these, or torch.save and torch.load(weights_only=True), in turn. Each
+state goes into a loader of other seeds, and into one that all states go through, backwards; then there is a chain, in which each
+loader gives its state to the next one after a few steps. Items, positions and states are compared with those of the uninterrupted
+stream after each step.
 
-Normal run: the spread, in which each pair of values of two axes comes once at least; a kind of file at each step, and one
-length of links. The first case of each entry with worker processes too, and, where torch has CUDA, pinned and on the GPU.
-`pytest -m full`: the full product, each kind of file at each step, links of 1 to 4 steps; the whole spread with workers.
+Normal run: the spread, in which each pair of values of two axes comes that is possible; 2 epochs; one of the four ways at each
+cut, and links of 1, 2 or 3 steps, by the case's number. From each fifth cut it is read on to the end, from the others a few
+steps, behind which is the state of another cut. Where a new loader is dear, each third cut goes into one, and links are 3 steps
+longer. The first case of each entry with a ProcessPrefetcher of 2 workers above it, too; where torch has CUDA, in pinned memory
+and on the GPU.
+
+`pytest -m full`: the full product; 3 epochs, read on to the end from each cut, into a new loader each; each of the four ways at
+each cut, and links of 1 to 4 steps. The whole spread with workers.
 """
 
 from __future__ import annotations
@@ -40,7 +45,6 @@ from stateful_pipes.samplers import OrderCursor
 from tests.property.matrix import BATCH_ORDERS, LENGTH, NO_CUDA, NO_DALI, ORDERS, TABLE, case_id, make_order
 from tests.streams import disturb, same
 
-EPOCHS, MOST = 3, 26
 SEED, OTHER_SEED = 11, 911
 END = "end of the epoch"
 WITHOUT_RESUME = {"PlainSamplerNode": "the source of a loader with resumable=False, which has no state"}
@@ -143,6 +147,21 @@ def test_every_axis_shows_in_the_stream_unless_it_must_not(name, axis, folder):
 # How a case is read.
 
 
+class Depth(NamedTuple):
+    """How much is read.
+
+    Attributes:
+        epochs, most: Of the uninterrupted stream, epochs, but not more than so many steps.
+        into_new: Every how many-th cut goes into a new loader.
+        to_end: From every how many-th of the cuts it is read on to the end; from the others a few steps.
+    """
+
+    epochs: int = 2
+    most: int = 16
+    into_new: int = 1
+    to_end: int = 5
+
+
 class Step(NamedTuple):
     """A step of a stream, and what a loader tells and saves after it."""
 
@@ -152,6 +171,9 @@ class Step(NamedTuple):
     saved: Any
 
 
+NORMAL, FULL = Depth(), Depth(epochs=3, most=40, to_end=1)
+FOLLOWING = 3
+"""Steps behind the last epoch; also those that are read behind a cut, at least."""
 TRIPS = ("JSON", "bytes", "file", "torch")
 
 
@@ -197,15 +219,15 @@ def reading(loader):
         yield END
 
 
-def whole(loader, trips, paths):
-    """The stream, after a step that is none for the state before the first."""
+def whole(loader, trips, paths, depth=NORMAL):
+    """The stream and a bit of what follows, after a step that is none for the state before the first."""
     steps = [Step(None, *told(loader), save(loader, trips[0], paths / "0"))]
-    ends = 0
+    ends = 0  # of epochs, and what follows the last
     for item in reading(loader):
         number = len(steps)
         steps.append(Step(item, *told(loader), save(loader, trips[number % len(trips)], paths / str(number))))
-        ends += item is END
-        if ends == EPOCHS or number == MOST:
+        ends += item is END or ends >= depth.epochs
+        if ends == depth.epochs + FOLLOWING or number == depth.most:
             return steps
 
 
@@ -228,29 +250,33 @@ def check_start(loader, step, where):
 
 def stream_of(name, case, folder):
     with opened(name, case, folder) as loader:
-        return [item for _, item in zip(range(MOST // 2), reading(loader), strict=False)]
+        return [item for _, item in zip(range(NORMAL.most), reading(loader), strict=False)]
 
 
 # The matrix.
 
 
-def check_cuts(name, case, folder, steps, **door):
-    """Each state into a fresh loader of other seeds, and backwards into one that is used."""
-    for at, step in enumerate(steps):
-        with opened(name, case, folder, OTHER_SEED, step.saved, **door) as loader:
-            check_start(loader, step, f"cut at {at}")
-            follow(loader, steps, following(steps, at), len(steps), f"cut at {at}")
-    check_used(name, case, folder, steps, 3, **door)
+def check_cuts(name, case, folder, steps, depth=NORMAL, **door):
+    """Each state into a new loader of other seeds, and backwards into one that is used."""
+    for at in range(0, len(steps), depth.into_new):
+        with opened(name, case, folder, OTHER_SEED, steps[at].saved, **door) as loader:
+            check_resumed(loader, steps, at, depth, "cut at")
+    check_used(name, case, folder, steps, depth, **door)
 
 
-def check_used(name, case, folder, steps, count, **door):
+def check_used(name, case, folder, steps, depth=NORMAL, **door):
     with opened(name, case, folder, OTHER_SEED, **door) as loader:
         next(iter(loader), None)
         for at in range(len(steps) - 1, -1, -1):
             loader.load_state_dict(json.loads(steps[at].state))
-            check_start(loader, steps[at], f"back to {at}")
-            first = following(steps, at)
-            follow(loader, steps, first, min(first + count, len(steps)), f"back to {at}")
+            check_resumed(loader, steps, at, depth, "back to")
+
+
+def check_resumed(loader, steps, at, depth, where):
+    check_start(loader, steps[at], f"{where} {at}")
+    first = following(steps, at)
+    last = len(steps) if at % depth.to_end == 0 else first + FOLLOWING
+    follow(loader, steps, first, min(last, len(steps)), f"{where} {at}")
 
 
 def check_chain(name, case, folder, steps, links, trips, paths, **door):
@@ -267,12 +293,12 @@ def check_chain(name, case, folder, steps, links, trips, paths, **door):
             saved = save(loader, trips[number % len(trips)], paths / f"link {number % 2}")
 
 
-def check(name, case, folder, paths, links, rotation):
+def check(name, case, folder, paths, links, rotation, depth=NORMAL):
     trips = TRIPS[rotation:] + TRIPS[:rotation]
     with opened(name, case, folder) as loader:
-        steps = whole(loader, trips, paths)
+        steps = whole(loader, trips, paths, depth)
     assert len(steps) > 3, "such a short stream shows nothing"
-    check_cuts(name, case, folder, steps)
+    check_cuts(name, case, folder, steps, depth)
     check_chain(name, case, folder, steps, links, trips, paths)
 
 
@@ -287,7 +313,7 @@ def check_workers(name, case, folder, paths):
     with opened(name, case, folder, above=above) as loader:
         assert loader.num_workers == 2
         follow(loader, steps, 1, len(steps), "with workers")
-    check_used(name, case, folder, steps, len(steps), above=above)
+    check_used(name, case, folder, steps, above=above)
     check_chain(name, case, folder, steps, len(steps) // 2, TRIPS, paths, above=above)
 
 
@@ -303,7 +329,9 @@ SPREAD_IDS = [f"{name},{case_id(case)}" for name, _, case in SPREAD]
 @pytest.mark.parametrize(("name", "number", "case"), SPREAD, ids=SPREAD_IDS)
 def test_resumes(name, number, case, folder, tmp_path):
     skip_without(name)
-    check(name, case, folder, tmp_path, 1 + number % 3, number % len(TRIPS))
+    is_dear = TABLE[name].is_dear(case)
+    depth = NORMAL._replace(into_new=3 if is_dear else 1)
+    check(name, case, folder, tmp_path, 1 + number % 3 + 3 * is_dear, number % len(TRIPS), depth)
 
 
 WITH_WORKERS = [(name, number, case) for name, number, case in SPREAD if TABLE[name].workers]
@@ -334,7 +362,7 @@ def test_the_full_product_resumes(name, axis, value, folder, tmp_path):
     for case in TABLE[name].cases():
         for rotation in range(len(TRIPS)) if case[axis] == value else ():
             try:
-                check(name, case, folder, tmp_path, 1 + rotation, rotation)
+                check(name, case, folder, tmp_path, 1 + rotation, rotation, FULL)
             except Exception as error:
                 error.add_note(case_id(case))
                 raise
