@@ -46,4 +46,4 @@ def told_apart(names: Sequence[tuple[str, str | None]]) -> list[str]:
 
 def snake_case(name: str) -> str:
     """IterableWrapper -> iterable_wrapper."""
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()

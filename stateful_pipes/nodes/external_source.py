@@ -49,16 +49,17 @@ class SampleInfo(NamedTuple):
 class ExternalSource(Node[Any]):
     """Yields what a function gives for its place in the stream, epoch after epoch, until it raises StopIteration.
 
-    The function is called in the workers, in any order, ahead of what is handed out, and again after a resume or where a worker
-    has died: it has to give the same for the same argument. What it draws from global generators is not seeded; draw in a
-    `SeededMapper` above, or from a generator that it makes from its argument.
+    The function is called in the workers, in any order, ahead of what is handed out, also past the index at which it raises
+    StopIteration, and again after a resume or where a worker has died: it has to give the same for the same argument.
+    What it draws from global generators is not seeded; draw in a `SeededMapper` above, or from a generator that it makes
+    from its argument.
 
     StopIteration ends the epoch, and the next one begins with index 0. In the middle of a batch it drops that batch. Since
     only the function knows the end, an item is handed out when the one after it has been made, and the length is not known.
 
     A function of no argument, an iterable or a generator can be read only onwards. That works, in the main process: an iterable
-    is iterated anew each epoch. Its position is not captured, of which it warns; loading a state is refused, and what had
-    been read ahead is lost where the loader is closed or moved, or a sample fails.
+    is iterated anew each epoch. Its position is not captured, of which it warns; loading a state is refused, and so is a
+    move where it cannot be begun anew. What had been read ahead is lost where the loader is closed, or a sample fails.
 
     Args:
         source: Called with where it is: with batch=True the index of the batch in its epoch, or with batch_info=True a
@@ -164,6 +165,8 @@ class ExternalSource(Node[Any]):
 
     def seek(self, mark: Mark) -> None:
         self._epoch, self._consumed, self._iteration = mark
+        if self._onwards is not None and self._consumed == 0:
+            self._onwards.begin()
 
     def settings(self) -> dict[str, Scalar]:
         return {"batch": self.batch, "batch_info": self.batch_info}
@@ -186,12 +189,15 @@ class ExternalSource(Node[Any]):
         return (entry["epoch"], consumed, iteration)
 
     def start(self, epoch: int) -> Mark:
+        if self._onwards is not None and not self._onwards.is_repeatable:
+            raise ResumableModeRequiredError("this source can be read only onwards", node=self.name, remedy=_INSTEAD)
         return (epoch, 0, 0)
 
+    def at_start(self, mark: Mark) -> bool:
+        return bool(mark[1] == 0)
+
     def next_epoch(self, mark: Mark) -> None:
-        if self._onwards is not None:
-            self._onwards.begin()
-        self.seek(self.start(mark[0] + 1))
+        self.seek((mark[0] + 1, 0, 0))
 
 
 _INSTEAD = "write a function of the batch's index (or of a SampleInfo, with batch=False), which raises StopIteration at the end"
@@ -201,20 +207,29 @@ class _Onwards:
     """What can be read only onwards."""
 
     def __init__(self, source: Any) -> None:
-        self._make = source if inspect.isgeneratorfunction(source) else None
-        self._call = source if callable(source) and self._make is None else None
         self._source = source
+        self._is_function = callable(source) and not inspect.isgeneratorfunction(source)
+        self.is_repeatable = inspect.isgeneratorfunction(source) or not (self._is_function or isinstance(source, Iterator))
+        """Whether an epoch can be begun anew."""
         self.begin()
 
     def begin(self) -> None:
-        """An epoch: an iterable from its start, an iterator from where it is."""
+        """An epoch: what is repeatable from its start, else from where it is."""
         self._items: Iterator[Any] | None = None
+        self._error: Exception | None = None
 
     def read(self, count: int) -> list[Any]:
-        """The next items, fewer at the end of the epoch."""
-        if self._items is None:
-            self._items = iter(self._make()) if self._make else _called(self._call) if self._call else iter(self._source)
-        return list(islice(self._items, count))
+        """The next items, fewer at the end of the epoch; an error again and again, since a generator ends with it."""
+        if self._error is not None:
+            raise self._error
+        source = self._source
+        try:
+            if self._items is None:
+                self._items = _called(source) if self._is_function else iter(source() if callable(source) else source)
+            return list(islice(self._items, count))
+        except Exception as error:
+            self._error = error
+            raise
 
 
 def _called(function: Callable[[], Any]) -> Iterator[Any]:
@@ -230,8 +245,11 @@ def _takes_an_argument(source: object) -> bool:
     """Whether it is a function of where it is; TypeError if it is nothing that can be read."""
     if not callable(source):
         if not isinstance(source, Iterable):
-            raise TypeError(f"source must be callable or iterable, got {source!r}")
+            hint = "; of a dataset, give its __getitem__" if hasattr(source, "__getitem__") else ""
+            raise TypeError(f"source must be callable or iterable, got {source!r:.80}{hint}")
         return False
+    if inspect.iscoroutinefunction(source) or inspect.isasyncgenfunction(source):
+        raise TypeError(f"source must not be async, got {source!r}")
     try:
         parameters = inspect.signature(source).parameters.values()
     except (TypeError, ValueError):  # one in C that does not tell
@@ -240,4 +258,7 @@ def _takes_an_argument(source: object) -> bool:
     needed = [one for one in places if one.default is one.empty]
     if len(needed) > 1 or any(one.kind is one.KEYWORD_ONLY and one.default is one.empty for one in parameters):
         raise TypeError(f"source must take one argument or none, got {source!r}")
-    return bool(places) or any(one.kind is one.VAR_POSITIONAL for one in parameters)
+    takes = bool(places) or any(one.kind is one.VAR_POSITIONAL for one in parameters)
+    if takes and inspect.isgeneratorfunction(source):
+        raise TypeError(f"a generator function takes no argument, got {source!r}")
+    return takes

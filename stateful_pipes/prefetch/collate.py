@@ -63,4 +63,5 @@ def _stacks_to_contiguous(first: torch.Tensor) -> bool:
     """Whether torch.stack, left alone, gives the default memory format: it does if one tensor suggests that."""
     if first.is_contiguous():
         return True
-    return torch.stack([torch.empty_strided(first.shape, first.stride(), device="meta")]).is_contiguous()
+    # A copy of one sample. On the device "meta" it would be none, but import sympy and torch's compiler: seconds in each worker.
+    return torch.stack([first.detach()]).is_contiguous()

@@ -10,7 +10,6 @@ from typing import Any, Final
 import torch
 
 from stateful_pipes.agreement import check_agreement, failing_together
-from stateful_pipes.loader import StatefulDataLoader
 from stateful_pipes.training.checkpoint import (
     TRAINING_STATE,
     Identity,
@@ -20,7 +19,16 @@ from stateful_pipes.training.checkpoint import (
     write_checkpoint,
 )
 from stateful_pipes.training.gate import Gate, gate_of
-from stateful_pipes.training.objects import Stateful, check_states, damage_told, named_objects, restore_objects, while_loading
+from stateful_pipes.training.objects import (
+    Stateful,
+    check_states,
+    damage_told,
+    loaders_in,
+    named_objects,
+    restore_objects,
+    states_in,
+    while_loading,
+)
 from stateful_pipes.training.random_state import (
     check_device,
     check_generators,
@@ -194,8 +202,8 @@ class TrainingResumeMixin:
             # Of a device that is not there nothing can be kept; that it is not there is told below.
             with generators_kept(self._training_device if torch.cuda.is_available() else None):
                 loaders = named_objects("_resume_loaders", self._resume_loaders())
-                pipelines = {name: one.pipeline for name, one in loaders.items() if isinstance(one, StatefulDataLoader)}
-                together = partial(failing_together, pipelines.values())
+                held = [one for loader in loaders.values() for one in loaders_in(loader)]
+                together = partial(failing_together, [one.pipeline for one in held])
                 with together():
                     objects = named_objects("_resume_objects", self._resume_objects())
                     state = read_checkpoint(path)
@@ -206,8 +214,9 @@ class TrainingResumeMixin:
                     self._validate_resume()
                     check_states("objects", state["objects"], objects)
                     check_states("loaders", state["loaders"], loaders)
-                for name, pipeline in pipelines.items():
-                    check_agreement(pipeline, state["loaders"][name])
+                for name, loader in loaders.items():
+                    for one, part in zip(loaders_in(loader), states_in(loader, state["loaders"][name]), strict=True):
+                        check_agreement(one.pipeline, part)
             # Not in inference mode: what is made in that cannot be trained with.
             with gate.restoring(), torch.inference_mode(False):
                 with together():

@@ -11,9 +11,19 @@ import torch
 from stateful_pipes.caught import add_note
 from stateful_pipes.errors import TrainingResumeCheckpointFormatError, TrainingResumeObjectsMismatchError
 from stateful_pipes.loader import StatefulDataLoader
+from stateful_pipes.multi_pipeline import MultiPipelineLoader
 from stateful_pipes.training.grad_scaler import check_grad_scaler_state, restore_grad_scaler_state
 
-__all__ = ["Stateful", "check_states", "damage_told", "named_objects", "restore_objects", "while_loading"]
+__all__ = [
+    "Stateful",
+    "check_states",
+    "damage_told",
+    "loaders_in",
+    "named_objects",
+    "restore_objects",
+    "states_in",
+    "while_loading",
+]
 
 
 class Stateful(Protocol):
@@ -45,13 +55,25 @@ def named_objects(hook: str, found: Any) -> dict[str, Any]:
     return result
 
 
+def loaders_in(loader: Any) -> list[StatefulDataLoader[Any]]:
+    """The loaders of this library that one of a trainer's is, or is made of; none if it is somebody else's."""
+    if isinstance(loader, MultiPipelineLoader):
+        return loader.loaders
+    return [loader] if isinstance(loader, StatefulDataLoader) else []
+
+
+def states_in(loader: Any, state: Any) -> list[Any]:
+    """Their states within its state."""
+    return loader.states_of(state) if isinstance(loader, MultiPipelineLoader) else [state] * len(loaders_in(loader))
+
+
 def check_states(what: str, states: Mapping[str, Any], current: Mapping[str, Any]) -> None:
     """Raises if states are not these objects', or not whole, as far as can be told without loading them."""
     if states.keys() != current.keys():
         raise TrainingResumeObjectsMismatchError(what, expected=sorted(current), found=sorted(map(str, states)))
     for name, one in current.items():
         state = states[name]
-        if isinstance(one, StatefulDataLoader) and isinstance(state, Mapping) and not state:  # at which a load does nothing
+        if loaders_in(one) and isinstance(state, Mapping) and not state:  # at which a load does nothing
             raise TrainingResumeCheckpointFormatError(f"the state of {name!r} in {what} is empty")
         if isinstance(one, torch.amp.GradScaler):
             with damage_told(f"{name!r} in {what}"):

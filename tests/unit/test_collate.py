@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import textwrap
 import threading
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -248,3 +251,20 @@ def test_with_deterministic_algorithms():
         assert same(default_collate([torch.ones(N)] * 2), torch.ones(2, N))
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+def test_samples_that_are_not_contiguous_import_no_compiler():
+    """Seconds in each worker; in a process that has not imported it yet."""
+    script = textwrap.dedent("""
+        import sys, torch
+        from stateful_pipes import StatefulDataLoader
+        class Crops:
+            def __len__(self):
+                return 8
+            def __getitem__(self, index):
+                return torch.zeros(48, 48, 3)[4:44, 4:44], int("sympy" in sys.modules)
+        with StatefulDataLoader(Crops(), 2, num_workers=1, multiprocessing_context="fork") as loader:
+            print(sum(int(imported.sum()) for _, imported in loader))
+    """)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "0\n"

@@ -12,6 +12,8 @@ from stateful_pipes.naming import instance_name, snake_case, told_apart
     [
         ("IterableWrapper", "iterable_wrapper"),
         ("Mapper", "mapper"),
+        ("DALIPipelineNode", "dali_pipeline_node"),
+        ("ReadURL", "read_url"),
         ("Decode2D", "decode2_d"),
         ("already_snake", "already_snake"),
         ("X", "x"),

@@ -227,6 +227,19 @@ def generated():
     yield from (1, 2, 3)
 
 
+async def asynchronous(index):
+    return index
+
+
+def generated_from(index):
+    yield index
+
+
+class Dataset:
+    def __getitem__(self, index):
+        return index
+
+
 ONWARDS = {
     "iterable": (lambda: [1, 2, 3], [[1, 2, 3], [1, 2, 3], [1, 2, 3]]),
     "iterator": (lambda: iter([1, 2, 3]), [[1, 2, 3], [], []]),
@@ -251,6 +264,39 @@ def test_what_can_be_read_only_onwards_works_and_is_not_resumed(kind, workers):
                 load(state)
 
 
+@pytest.mark.parametrize("kind", ONWARDS)
+def test_what_can_be_read_only_onwards_begins_anew_or_says_that_it_cannot(kind):
+    make, expected = ONWARDS[kind]
+    with pytest.warns(UserWarning, match="not captured"):
+        loader = StatefulDataLoader(ExternalSource(make()))
+    first = next(iter(loader))
+    for move in (loader.restart, lambda: loader.set_epoch(3)):
+        if expected[1]:
+            move()
+            assert next(iter(loader)) == first
+        else:
+            with pytest.raises(ResumableModeRequiredError, match="only onwards"):
+                move()
+    if not expected[1]:
+        assert [first, *loader] == expected[0]
+
+
+def test_an_error_of_a_generator_is_no_end():
+    def broken():
+        yield 1
+        raise ValueError("broken")
+
+    with pytest.warns(UserWarning, match="not captured"):
+        loader = StatefulDataLoader(ExternalSource(broken))
+    for _ in range(2):
+        batches = iter(loader)
+        if loader.position == (0, 0):
+            assert next(batches) == 1
+        with pytest.raises(ValueError, match="broken"):
+            next(batches)
+        loader.close()
+
+
 def test_samples_that_can_be_read_only_onwards():
     """An end within a batch drops that, as for a function."""
     with pytest.warns(UserWarning, match="not captured"):
@@ -265,6 +311,9 @@ def test_samples_that_can_be_read_only_onwards():
         (3, {}, TypeError, "source must be callable or iterable, got 3"),
         (lambda one, other: 0, {}, TypeError, "one argument or none"),
         (lambda *, key: 0, {}, TypeError, "one argument or none"),
+        (asynchronous, {}, TypeError, "source must not be async"),
+        (generated_from, {}, TypeError, "a generator function takes no argument"),
+        (Dataset(), {}, TypeError, "give its __getitem__"),
         (three, {"batch": 1}, TypeError, "batch must be a bool, got 1"),
         (three, {"batch": False, "batch_info": True}, ValueError, "batch_info=True is for batch=True"),
     ],
