@@ -77,6 +77,11 @@ def make_order(case, seed):
     return BATCH_ORDERS[name](range(LENGTH), case["batch_size"] or 2, repeat=repeat, drop_last=case["drop_last"], seed=seed)
 
 
+def is_endless(case):
+    order = case.get("order", "")
+    return order.startswith("infinite") or order.endswith("-repeated") or case.get("stop_criteria") == "CYCLE_FOREVER"
+
+
 # The pipelines. Each node gets a seed of its own, and a loader that is to be loaded another one.
 
 

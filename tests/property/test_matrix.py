@@ -6,18 +6,18 @@ iterated has an entry in `TABLE` which contains it, or else is in `WITHOUT_RESUM
 A case of an entry has a value of each of its axes: the order, the batch size, drop_last, the rank or shard, sticking, padding...
 Its stream is some epochs and the start of the next one, and it is cut before its first step and after each, with a state that
 went through JSON, the bytes of `checkpoint()`, a file of these, or torch.save and torch.load(weights_only=True), in turn. Each
-state goes into a loader of other seeds, and into one that all states go through, backwards; then there is a chain, in which each
-loader gives its state to the next one after a few steps. Items, positions and states are compared with those of the uninterrupted
-stream after each step.
+state goes into a new loader of other seeds, and into one that all states go through, backwards; then there is a chain of new
+ones, in which each gives its state to the next after a few steps. Items, positions and states are compared with those of the
+uninterrupted stream after each step.
 
 Normal run: the spread, in which each pair of values of two axes comes that is possible; 2 epochs; one of the four ways at each
-cut, and links of 1, 2 or 3 steps, by the case's number. From each fifth cut it is read on to the end, from the others a few
-steps, behind which is the state of another cut. Where a new loader is dear, each third cut goes into one, and links are 3 steps
-longer. The first case of each entry with a ProcessPrefetcher of 2 workers above it, too; where torch has CUDA, in pinned memory
-and on the GPU.
+cut, and links of 1, 2 or 3 steps, by the case's number; each second cut into a new loader, by that number too. From each fifth
+cut it is read on to the end, from the others a few steps, behind which is the state of another cut. Where a new loader is dear,
+each fourth cut goes into one, and links are 3 steps longer. The first case of each entry with a ProcessPrefetcher of 2 workers
+above it, too; where torch has CUDA, in pinned memory and on the GPU.
 
-`pytest -m full`: the full product; 3 epochs, read on to the end from each cut, into a new loader each; each of the four ways at
-each cut, and links of 1 to 4 steps. The whole spread with workers.
+`pytest -m full`: the full product, by the first axis of each entry; 3 epochs, read on to the end from each cut, into a new loader
+each; one of the four ways at each cut, in the spread all four; links of 1 to 4 steps. The whole spread with workers.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from stateful_pipes.errors import ResumableModeRequiredError
 from stateful_pipes.nodes.foreign import ForeignNode, walk_all
 from stateful_pipes.nodes.pin_memory import PinnedMemory
 from stateful_pipes.samplers import OrderCursor
-from tests.property.matrix import BATCH_ORDERS, LENGTH, NO_CUDA, NO_DALI, ORDERS, TABLE, case_id, make_order
+from tests.property.matrix import BATCH_ORDERS, LENGTH, NO_CUDA, NO_DALI, ORDERS, TABLE, case_id, is_endless, make_order
 from tests.streams import disturb, same
 
 SEED, OTHER_SEED = 11, 911
@@ -101,6 +101,14 @@ def test_every_entry_and_exception_is_a_node_that_is_there():
     assert set(TABLE).isdisjoint(WITHOUT_RESUME)
 
 
+def test_a_node_that_is_added_is_collected(monkeypatch):
+    added = type("AddedNode", (SeededMapper,), {"__module__": "stateful_pipes.nodes.mapper"})
+    base = type("AddedBase", (Node,), {"__module__": "stateful_pipes.nodes.mapper"})
+    monkeypatch.setattr("stateful_pipes.nodes.mapper.added", added, raising=False)
+    monkeypatch.setattr("stateful_pipes.nodes.mapper.base", base, raising=False)
+    assert collected_nodes() & {"AddedNode", "AddedBase"} == {"AddedNode"}
+
+
 @pytest.mark.parametrize("name", TABLE)
 def test_every_entry_contains_its_node(name, folder):
     if name == "DALIPipelineNode" and NO_DALI:
@@ -151,14 +159,14 @@ class Depth(NamedTuple):
     """How much is read.
 
     Attributes:
-        epochs, most: Of the uninterrupted stream, epochs, but not more than so many steps.
-        into_new: Every how many-th cut goes into a new loader.
+        epochs, most: Of the uninterrupted stream, so many epochs, but no more than one with this many steps.
+        into_new: Every how many-th cut goes into a new loader, and from which one on.
         to_end: From every how many-th of the cuts it is read on to the end; from the others a few steps.
     """
 
     epochs: int = 2
     most: int = 16
-    into_new: int = 1
+    into_new: tuple[int, int] = (1, 0)
     to_end: int = 5
 
 
@@ -219,7 +227,7 @@ def reading(loader):
         yield END
 
 
-def whole(loader, trips, paths, depth=NORMAL):
+def whole(loader, case, trips, paths, depth=NORMAL):
     """The stream and a bit of what follows, after a step that is none for the state before the first."""
     steps = [Step(None, *told(loader), save(loader, trips[0], paths / "0"))]
     ends = 0  # of epochs, and what follows the last
@@ -227,7 +235,7 @@ def whole(loader, trips, paths, depth=NORMAL):
         number = len(steps)
         steps.append(Step(item, *told(loader), save(loader, trips[number % len(trips)], paths / str(number))))
         ends += item is END or ends >= depth.epochs
-        if ends == depth.epochs + FOLLOWING or number == depth.most:
+        if ends == depth.epochs + FOLLOWING or (number >= depth.most and (ends or is_endless(case))):
             return steps
 
 
@@ -258,7 +266,8 @@ def stream_of(name, case, folder):
 
 def check_cuts(name, case, folder, steps, depth=NORMAL, **door):
     """Each state into a new loader of other seeds, and backwards into one that is used."""
-    for at in range(0, len(steps), depth.into_new):
+    every, first = depth.into_new
+    for at in range(first, len(steps), every):
         with opened(name, case, folder, OTHER_SEED, steps[at].saved, **door) as loader:
             check_resumed(loader, steps, at, depth, "cut at")
     check_used(name, case, folder, steps, depth, **door)
@@ -296,8 +305,9 @@ def check_chain(name, case, folder, steps, links, trips, paths, **door):
 def check(name, case, folder, paths, links, rotation, depth=NORMAL):
     trips = TRIPS[rotation:] + TRIPS[:rotation]
     with opened(name, case, folder) as loader:
-        steps = whole(loader, trips, paths, depth)
+        steps = whole(loader, case, trips, paths, depth)
     assert len(steps) > 3, "such a short stream shows nothing"
+    assert is_endless(case) != any(step.item is END for step in steps)
     check_cuts(name, case, folder, steps, depth)
     check_chain(name, case, folder, steps, links, trips, paths)
 
@@ -305,7 +315,7 @@ def check(name, case, folder, paths, links, rotation, depth=NORMAL):
 def check_workers(name, case, folder, paths):
     """Worker processes show nowhere: neither in the stream, nor in a state, nor in what goes on from it."""
     with opened(name, case, folder) as loader:
-        steps = whole(loader, TRIPS, paths)
+        steps = whole(loader, case, TRIPS, paths)
 
     def above(node):
         return ProcessPrefetcher(node, 2, multiprocessing_context="fork")
@@ -330,7 +340,8 @@ SPREAD_IDS = [f"{name},{case_id(case)}" for name, _, case in SPREAD]
 def test_resumes(name, number, case, folder, tmp_path):
     skip_without(name)
     is_dear = TABLE[name].is_dear(case)
-    depth = NORMAL._replace(into_new=3 if is_dear else 1)
+    every = 4 if is_dear else 2
+    depth = NORMAL._replace(into_new=(every, number % every))
     check(name, case, folder, tmp_path, 1 + number % 3 + 3 * is_dear, number % len(TRIPS), depth)
 
 
@@ -359,8 +370,10 @@ def _parts():
 @pytest.mark.parametrize(("name", "axis", "value"), _parts())
 def test_the_full_product_resumes(name, axis, value, folder, tmp_path):
     skip_without(name)
-    for case in TABLE[name].cases():
-        for rotation in range(len(TRIPS)) if case[axis] == value else ():
+    spread = TABLE[name].spread()
+    for number, case in enumerate(TABLE[name].cases()):
+        ways = [number % len(TRIPS)] if case not in spread else range(len(TRIPS))
+        for rotation in ways if case[axis] == value else ():
             try:
                 check(name, case, folder, tmp_path, 1 + rotation, rotation, FULL)
             except Exception as error:
@@ -400,7 +413,7 @@ def test_resumes_in_memory_for_a_gpu(name, memory, folder, tmp_path):
         return ABOVE[memory](stateful_pipes.as_node(node))
 
     with opened(name, case, folder, above=above) as loader:
-        steps = whole(loader, TRIPS, tmp_path)
+        steps = whole(loader, case, TRIPS, tmp_path)
     for tensor in tensors_in([step.item for step in steps]):
         assert tensor.is_cuda if memory == "cuda" else tensor.is_pinned()
     check_cuts(name, case, folder, steps, above=above)
