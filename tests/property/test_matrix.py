@@ -240,8 +240,11 @@ def whole(loader, case, trips, paths, depth=NORMAL):
 
 
 def following(steps, at):
-    """What is read after a resume from step `at`: with an epoch's last item its end is in the state, and not told again."""
-    told_already = 0 < at < len(steps) - 1 and steps[at + 1].item is END and steps[at].item is not END
+    """What is read after a resume from step `at`: an end that is in the state already is not told again.
+
+    It is in the state of the epoch's last item, unless a batch follows that is left out, of which only its run tells.
+    """
+    told_already = at < len(steps) - 1 and steps[at + 1].item is END and steps[at + 1].state == steps[at].state
     return at + 1 + told_already
 
 
