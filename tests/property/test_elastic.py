@@ -8,7 +8,7 @@ from itertools import islice
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchdata.nodes.samplers.stop_criteria import StopCriteria
 
@@ -160,6 +160,7 @@ def interleaved(shares):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=settings.default.max_examples // 2)
 @given(chain=chains, uneven=st.sampled_from(["pad", "drop"]))
 def test_the_ranks_read_the_stream_of_one(kind, chain, uneven):
     length, seed, parts = chain
