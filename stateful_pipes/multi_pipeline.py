@@ -164,7 +164,7 @@ class MultiPipelineLoader(Generic[T_co]):
         """
         pipelines = state_dict.get("pipelines") if isinstance(state_dict, Mapping) else None
         numbers = [str(number) for number in range(len(self.loaders))]
-        if not isinstance(pipelines, Mapping) or sorted(map(str, pipelines)) != sorted(numbers):
+        if not isinstance(pipelines, Mapping) or set(pipelines) != set(numbers):
             raise StateMismatchError(f"this is not a state of {len(self.loaders)} pipelines under 'pipelines'")
         return [pipelines[number] for number in numbers]
 

@@ -258,6 +258,7 @@ def test_an_empty_state_does_nothing(truth):
         (lambda state: state["pipelines"].update({"3": {}}), "not a state of 3 pipelines"),
         (lambda state: state["pipelines"]["2"]["nodes"]["sampler"].update(length=4), r"sampler\.length: saved 4, here 21"),
         (lambda state: state.update(pipelines=None), "not a state of 3 pipelines"),
+        (lambda state: state.update(pipelines=dict(enumerate(state["pipelines"].values()))), "not a state of 3 pipelines"),
     ],
 )
 def test_a_refused_state_changes_nothing(truth, change, match):
