@@ -8,9 +8,10 @@ import os
 import select
 import signal
 import socket
+import threading
 import time
-from collections.abc import Callable, Collection
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from typing import NamedTuple, cast
@@ -165,15 +166,11 @@ class WorkerProcesses:
         process: BaseProcess = self._context.Process(  # type: ignore[attr-defined]  # typeshed has it on the concrete contexts only
             target=start, args=(self._job(worker_id), *self._ends), daemon=True, name=f"stateful_pipes worker {worker_id}"
         )
-        # Ctrl-C waits until the process is noted, and does not meet one that has not yet come to ignoring it.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
+        with _interrupts_wait():  # until the process is noted: else nobody would end it
             process.start()
             self._processes[worker_id : worker_id + 1] = [process]
             self._ends_of[worker_id : worker_id + 1] = [_end_of(process)]
             self._poll = None
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def _kill(self, worker_id: int) -> None:
         with suppress(ProcessLookupError):
@@ -211,6 +208,32 @@ class WorkerProcesses:
         what = idle.get(task) or f"is busy with {describe(task)}"
         stopped = state_of(self._processes[worker_id].pid) in ("T", "t")  # by SIGSTOP, or under a debugger
         return f"{what} for {seconds:.1f} s{' and is stopped' if stopped else ''}"
+
+
+@contextmanager
+def _interrupts_wait() -> Iterator[None]:
+    """Ctrl-C is answered at the end of the block, and does not meet a child that has not yet come to ignoring it.
+
+    The mask, which the child inherits, is this thread's alone: the signal goes to another (torch's, the user's), and Python
+    answers in the main thread all the same. So there the handler is put off as well.
+    """
+    came: list[int] = []
+    before = signal.getsignal(signal.SIGINT)
+    # One that was not set from Python is None: it raises nothing here, and could not be put back.
+    put_off = threading.current_thread() is threading.main_thread() and before is not None
+    if put_off:
+        signal.signal(signal.SIGINT, lambda number, _frame: came.append(number))
+    try:
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    finally:
+        if put_off:
+            signal.signal(signal.SIGINT, before)
+            if came:
+                signal.raise_signal(signal.SIGINT)
 
 
 def _end_of(process: BaseProcess) -> int:

@@ -12,6 +12,7 @@ import random
 import signal
 import socket
 import sys
+import threading
 import weakref
 from multiprocessing import forkserver
 
@@ -433,7 +434,20 @@ def test_an_interrupt_while_workers_are_started_leaves_none(make, monkeypatch):
     assert started[0].exitcode == 0  # by itself, for its channel is shut down
 
 
-def test_an_interrupt_right_after_a_fork_waits_until_the_process_is_known(make, monkeypatch):
+def interrupt_through_a_thread():
+    """The system gives a process's signal to any thread that does not block it."""
+
+    def interrupt():
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        signal.raise_signal(signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    thread.join()
+
+
+@pytest.mark.parametrize("interrupt", [lambda: signal.raise_signal(signal.SIGINT), interrupt_through_a_thread])
+def test_an_interrupt_right_after_a_fork_waits_until_the_process_is_known(make, monkeypatch, interrupt):
     """Else nobody would end that process."""
     started = []
     start = multiprocessing.context.ForkProcess.start
@@ -441,7 +455,7 @@ def test_an_interrupt_right_after_a_fork_waits_until_the_process_is_known(make, 
     def interrupted(process):
         start(process)
         started.append(process)
-        os.kill(os.getpid(), signal.SIGINT)
+        interrupt()
 
     monkeypatch.setattr(multiprocessing.context.ForkProcess, "start", interrupted)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
