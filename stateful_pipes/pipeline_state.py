@@ -29,7 +29,7 @@ def state_at(node: NodeContract, mark: Mark) -> LoaderState:
     for below in walk(node):
         if below.max_skipped:
             entries[below.name]["skipped"] = skipped.get(below.name, 0)
-    return envelope(mark[0], entries)
+    return envelope(mark[0], node.stream.batch, entries)
 
 
 def check(top: NodeContract, state: Mapping[str, Any], allow: Collection[str] = ()) -> None:
@@ -52,7 +52,7 @@ def load(top: NodeContract, state: Mapping[str, Any], allow: Collection[str] = (
         before = top.stream.last(top)
         current = state_at(top, before)["nodes"]
         valid, mark = _checked(top, state, allow, current)
-        _take_over(top, valid["nodes"], mark, allow, before, current)
+        _take_over(top, valid["nodes"], mark, valid.get("batch", 0), allow, before, current)
         return valid["epoch"]
 
 
@@ -67,14 +67,22 @@ def _checked(top: NodeContract, state: Mapping[str, Any], allow: Collection[str]
     return valid, mark
 
 
-def _take_over(top: NodeContract, saved: _Entries, mark: Mark, allow: Collection[str], before: Mark, current: _Entries) -> None:
+def _take_over(
+    top: NodeContract,
+    saved: _Entries,
+    mark: Mark,
+    batch: int,
+    allow: Collection[str],
+    before: Mark,
+    current: _Entries,
+) -> None:
     """Adopts the entries and moves there. Where that fails, the nodes are as they were, or the position is known to be lost."""
     stream = top.stream
     token = ALLOW.set(allow)
     was_lost, stream.lost = stream.lost, "a load was cut short"
     try:
         _adopt(top, saved)
-        stream.relocate(top, mark)
+        stream.relocate(top, mark, batch)
         if allow:
             stream.remark(top)
         stream.skipped = {node.name: int(saved[node.name].get("skipped", 0)) for node in walk(top) if node.max_skipped}

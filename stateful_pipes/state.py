@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from stateful_pipes.errors import Difference, StateMismatchError, StateVersionError
-from stateful_pipes.fields import Field, Scalar, counter, fixed, text
+from stateful_pipes.fields import Field, Scalar, counter, fixed, tally, text
 
 __all__ = [
     "FORMAT",
@@ -48,6 +48,7 @@ class LoaderState(TypedDict):
         library: Version of the library that wrote it.
         versions: Versions of python, numpy and torch, whose streams the user's own draws depend on.
         epoch: The epoch under way. Right after its last item the nodes already stand in the next one.
+        batch: How many batches, or items of the node at the top, were consumed in the epoch in which the nodes stand.
         nodes: One entry for each node that has a state, by instance name; "type" and the node's own fields.
     """
 
@@ -56,6 +57,7 @@ class LoaderState(TypedDict):
     library: str
     versions: dict[str, str]
     epoch: int
+    batch: int
     nodes: dict[str, dict[str, Scalar]]
 
 
@@ -97,7 +99,7 @@ class SamplerState(_OrderState):
     consumed: int
 
 
-def envelope(epoch: int, nodes: dict[str, dict[str, Scalar]]) -> LoaderState:
+def envelope(epoch: int, batch: int, nodes: dict[str, dict[str, Scalar]]) -> LoaderState:
     """A state of these node entries."""
     return {
         "format": FORMAT,
@@ -105,6 +107,7 @@ def envelope(epoch: int, nodes: dict[str, dict[str, Scalar]]) -> LoaderState:
         "library": LIBRARY_VERSION,
         "versions": dict(_versions()),
         "epoch": epoch,
+        "batch": batch,
         "nodes": nodes,
     }
 
@@ -206,6 +209,7 @@ _ENVELOPE: Final[Mapping[str, Field]] = {
     "version": fixed(VERSION),
     "library": text(LIBRARY_VERSION),
     "epoch": counter(0),
+    "batch": tally(0),
 }
 
 

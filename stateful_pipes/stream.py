@@ -27,6 +27,7 @@ class Stream:
     def __init__(self) -> None:
         self.generation = 0
         self.delivered = 0
+        self.batch = 0  # items of the committed epoch that are consumed, those left out whole too
         self.skipped: Mapping[str, int] = {}  # samples that were left out of what was handed out, by node
         self._committed: Mark | None = None
         self._ahead: Pulled | None = None
@@ -69,8 +70,9 @@ class Stream:
             while True:
                 self._check_turn(node, epoch, generation)
                 item, following, mark, skipped = self._run_next(node)
+                batch = self.batch + 1 if mark[0] == epoch else 0
                 # The commit. No line from here on is a call, so in CPython no interrupt comes before a for loop has the item.
-                self._ahead, self._committed, self.skipped, self._astray = following, mark, skipped, False
+                self._ahead, self._committed, self.batch, self.skipped, self._astray = following, mark, batch, skipped, False
                 if generation != self.generation:  # closed by another thread meanwhile
                     self._ahead, self._astray = None, True
                 if item is not LEFT_OUT:
@@ -98,7 +100,7 @@ class Stream:
         self._ahead, self._astray = None, True
         current = current or pull_one(node)
         if current.is_end:
-            self._committed, self._astray = current.mark, False
+            self._committed, self.batch, self._astray = current.mark, 0, False
             raise StopIteration
         try:
             if current.error is not None:
@@ -111,7 +113,7 @@ class Stream:
         except Exception as error:
             if isinstance(error, EpochEnd) and generation == self.generation:
                 node.next_epoch(current.mark)
-                self._committed, self._astray = node.mark(), False
+                self._committed, self.batch, self._astray = node.mark(), 0, False
                 raise StopIteration from None
             if generation != self.generation:  # closed or moved by another thread meanwhile
                 raise IteratorInvalidError(remedy="Call iter() again") from error
@@ -152,21 +154,21 @@ class Stream:
         finally:
             self._leave(mine)
 
-    def move(self, node: Pullable, mark: Mark, ends: bool = False) -> None:
+    def move(self, node: Pullable, mark: Mark, batch: int = 0, ends: bool = False) -> None:
         """Goes to another mark; what was pulled ahead is dropped, and older iterators become invalid or, with `ends`, end.
 
         If the node refuses the mark it is led back to the committed one, and nothing has changed.
         """
         with self.entered():
-            self.relocate(node, mark, ends)
+            self.relocate(node, mark, batch, ends)
 
-    def relocate(self, node: Pullable, mark: Mark, ends: bool = False) -> None:
+    def relocate(self, node: Pullable, mark: Mark, batch: int = 0, ends: bool = False) -> None:
         """What `move` does, for one who has entered."""
         self._committed = self.last(node)
         self._ahead, self._astray = None, True
         node.seek(mark)
         self._drop(ends)
-        self._committed = mark
+        self._committed, self.batch = mark, batch
         self._astray = False
 
     def remark(self, node: Pullable) -> None:
@@ -183,7 +185,7 @@ class Stream:
     def arrive(self, mark: Mark) -> None:
         """Commits the mark where the node already stands, as after a foreign source was reset."""
         self._drop()
-        self._committed = mark
+        self._committed, self.batch = mark, 0
         self._astray = False
 
     def close(self, node: Pullable) -> None:

@@ -21,10 +21,21 @@ __all__ = ["PipelineView", "Position"]
 
 
 class Position(NamedTuple):
-    """How far the training loop has consumed: the epoch, and samples in it over all ranks (a foreign source's own items)."""
+    """How far the training loop has come.
+
+    Attributes:
+        epoch: The epoch.
+        batch: Batches of it that were consumed on this rank: `tqdm(loader, initial=loader.position.batch)`.
+        consumed: Samples of it that were consumed, over all ranks; of a foreign source, its own items.
+        delivered: Batches that this loader has handed out, over all epochs.
+        prefetched: Batches that workers have or have made, and that were not handed out.
+    """
 
     epoch: int
+    batch: int
     consumed: int
+    delivered: int
+    prefetched: int
 
 
 class PipelineView:
@@ -35,9 +46,10 @@ class PipelineView:
 
     @property
     def position(self) -> Position:
-        """How far the training loop has consumed: (epoch, samples in it over all ranks)."""
+        """How far the training loop has come, whatever is prefetched."""
         epoch, consumed, *_ = self._root.consumed()
-        return Position(epoch, consumed)
+        stream = self._root.stream
+        return Position(epoch, stream.batch, consumed, stream.delivered, self._prefetched)
 
     def __len__(self) -> int:
         """Batches in a full epoch on this rank (of a `FileReader`: in the current one); TypeError where that is not known."""
@@ -55,13 +67,12 @@ class PipelineView:
         * restarts: how many of these died and were replaced.
         * skipped: samples that were left out, over all epochs and resumes.
         """
-        prefetchers = [node for node in walk_all(self._root) if isinstance(node, ProcessPrefetcher)]
         streams = {node.reader() for node in walk_all(self._root)}
         return {
             "delivered": self._root.stream.delivered,
-            "prefetched": sum(node.prefetched for node in prefetchers),
+            "prefetched": self._prefetched,
             "workers": self.num_workers,
-            "restarts": sum(node.restarts for node in prefetchers),
+            "restarts": sum(node.restarts for node in self._prefetchers),
             "skipped": sum(count for stream in streams for count in stream.skipped.values()),
         }
 
@@ -121,7 +132,15 @@ class PipelineView:
     @property
     def num_workers(self) -> int:
         """Worker processes."""
-        return sum(node.num_workers for node in walk_all(self._root) if isinstance(node, ProcessPrefetcher))
+        return sum(node.num_workers for node in self._prefetchers)
+
+    @property
+    def _prefetched(self) -> int:
+        return sum(node.prefetched for node in self._prefetchers)
+
+    @property
+    def _prefetchers(self) -> list[ProcessPrefetcher[Any]]:
+        return [node for node in walk_all(self._root) if isinstance(node, ProcessPrefetcher)]
 
     @property
     def _source(self) -> Any:

@@ -77,6 +77,8 @@ def test_today_s_state_has_the_pinned_form(file, pipelines, name):
     for state in (saved, today):
         assert set(state.pop("versions")) == {"python", "numpy", "torch"}
         state.pop("library")
+    batch = today.pop("batch")  # which has come to it since
+    assert type(batch) is int
     assert today == saved
 
 

@@ -33,7 +33,7 @@ from stateful_pipes.errors import (
 )
 from stateful_pipes.prefetch.processes import WorkerProcesses
 from tests.integration.pipelines import take, worker_pids
-from tests.streams import DrawingDataset, drawing_collate, generator_states, same
+from tests.streams import DrawingDataset, drawing_collate, generator_states, place_of, same
 
 
 class Calling:
@@ -285,7 +285,7 @@ def test_a_sample_that_raises(workers):
             next(iterator)
         with pytest.raises(LoaderFailedError):
             iter(loader)
-    assert loader.position == (0, 3)
+    assert place_of(loader) == (0, 3)
     loader.close()
     with pytest.raises(OddError):
         next(iter(loader))
@@ -502,7 +502,7 @@ def test_a_second_thread_is_refused_while_the_first_waits():
     thread, outcome = waiting_thread(iterator, loader)
     with pytest.raises(ConcurrentUseError):
         next(iterator)
-    assert loader.position == (0, 1)
+    assert place_of(loader) == (0, 1)
     os.write(writer, b"x")
     thread.join(20)
     assert outcome == [[b"x"]]
@@ -539,7 +539,7 @@ def test_a_change_while_a_batch_is_made_is_refused_or_done(change):
         assert changed == [False]
         assert read_all(loader) == [4, 5]
     else:
-        assert loader.position == {"load": (0, 0), "set_epoch": (5, 0), "close": (0, 3)}[change]
+        assert place_of(loader) == {"load": (0, 0), "set_epoch": (5, 0), "close": (0, 3)}[change]
         assert read_all(loader) == ([3, 4, 5] if change == "close" else [0, 1, 2, 3, 4, 5])
 
 
@@ -650,7 +650,7 @@ def test_an_interrupt_while_waiting_changes_nothing():
 
     with pytest.raises(KeyboardInterrupt):
         ask_for_one()
-    assert loader.position == (0, 3)
+    assert place_of(loader) == (0, 3)
     os.write(writer, b"xx")
     assert read_all(loader) == [3, 4, 5, 6, 7]
     assert len(worker_pids()) == 2

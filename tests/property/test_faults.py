@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from stateful_pipes import StatefulDataLoader
 from stateful_pipes.errors import LoaderFailedError, WorkerDiedError, WorkerTimeoutError
-from tests.streams import disturb, same
+from tests.streams import disturb, place_of, same
 
 LENGTH, BATCH, EPOCHS = 23, 4, 12
 FINE, RAISES, EXITS, DIES_ONCE = range(4)
@@ -109,7 +109,7 @@ class FaultMachine(RuleBasedStateMachine):
                 if self.quiet > IN_FLIGHT:  # until then a death may not have been noticed, or not all that came of it
                     self.kills = sum(flag in (EXITS, DIES_ONCE) for flag in self.flags)
             epoch, done = divmod(self.at, EPOCH)
-            assert self.loader.position == (epoch, min(done * BATCH, LENGTH))
+            assert place_of(self.loader) == (epoch, min(done * BATCH, LENGTH))
 
     @rule(index=st.integers(0, LENGTH - 1), flag=st.sampled_from([RAISES, EXITS, DIES_ONCE]))
     def spoil(self, index, flag):

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from stateful_pipes.errors import IteratorInvalidError, LoaderFailedError, ResumableModeRequiredError
 from tests.property.pipelines import DATASET, END, INDIRECT, Case, Engine, build
 from tests.property.strategies import cases, engines
-from tests.streams import disturb, same
+from tests.streams import disturb, place_of, same
 
 SEED = 2**64 - 3
 
@@ -189,7 +189,7 @@ class LoaderMachine(RuleBasedStateMachine):
             return
         consumed = self.model.samples()
         assert (nodes["sampler"]["epoch"], nodes["sampler"]["consumed"]) == (epoch, consumed)
-        assert self.loader.position == (epoch, consumed)
+        assert place_of(self.loader) == (epoch, consumed)
         if self.case.is_endless:
             with pytest.raises(TypeError):
                 len(self.loader)

@@ -26,6 +26,7 @@ from stateful_pipes import (
 from stateful_pipes.contract import walk
 from stateful_pipes.errors import NodeAttachedError, ResumableModeRequiredError, StateMismatchError
 from stateful_pipes.fields import counter
+from tests.streams import place_of
 
 
 class Doubler(Node):
@@ -484,7 +485,7 @@ def test_set_epoch_of_any_node_moves_the_whole_pipeline():
     next(iter(loader))
     for epoch, node in enumerate(walk(loader.pipeline), 3):
         node.set_epoch(epoch)
-        assert loader.position == (epoch, 0)
+        assert place_of(loader) == (epoch, 0)
     with pytest.raises(ValueError, match="got -1"):
         loader.pipeline.set_epoch(-1)
 
@@ -674,7 +675,7 @@ def test_a_source_of_ones_own():
     state = loader.state_dict()
     loader.restart()
     assert list(loader) == [0, 1, 4, 9]
-    assert loader.position == (1, 0)
+    assert place_of(loader) == (1, 0)
     loader.load_state_dict(state)
     assert list(loader) == [1, 4, 9]
     with pytest.raises(TypeError, match="does not know its length"):

@@ -29,7 +29,7 @@ from stateful_pipes import (
     positions_of,
 )
 from stateful_pipes.errors import NodeAttachedError, ResumableBatchConfigurationError, StateMismatchError
-from tests.streams import same
+from tests.streams import place_of, same
 
 
 class Strided:
@@ -198,7 +198,7 @@ def test_a_state_after_which_nothing_is_kept_is_the_next_epoch():
     loader = StatefulDataLoader(SeededBatcher(node, 3, collate_fn=list))
     iterator = iter(loader)
     assert next(iterator) == [0, 1, 2]
-    assert loader.position == (1, 0)
+    assert place_of(loader) == (1, 0)
     assert list(iterator) == []
     assert list(loader) == [[0, 1, 2]]
 

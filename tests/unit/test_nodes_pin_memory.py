@@ -8,6 +8,7 @@ import torch.utils.data._utils.pin_memory as torch_pin_memory
 
 from stateful_pipes import SamplerNode, SeededBatcher, SequentialSampler, StatefulDataLoader
 from stateful_pipes.nodes.pin_memory import PinnedMemory
+from tests.streams import place_of
 
 
 @pytest.fixture
@@ -44,13 +45,13 @@ def test_it_has_no_state_and_passes_everything_on(pinned):
     assert list(loader.state_dict()["nodes"]) == ["sampler", "batcher"]
     assert len(loader) == 3
     loader.set_epoch(4)
-    assert loader.position == (4, 0)
+    assert place_of(loader) == (4, 0)
     state = loader.state_dict()
     assert list(StatefulDataLoader(range(5), batch_size=2, seed=1).state_dict()["nodes"]) == ["sampler", "mapper", "batcher"]
     other = StatefulDataLoader(make())
     state["nodes"]["batcher"]["batch_size"] = 3
     other.load_state_dict(state, allow="batch_size")
-    assert other.position == (4, 0)
+    assert place_of(other) == (4, 0)
 
 
 def test_the_door_puts_it_on_top(pinned):
@@ -66,7 +67,7 @@ def test_a_state_fits_with_and_without(pinned):
     next(iter(with_pin))
     without = StatefulDataLoader(range(5))
     without.load_state_dict(with_pin.state_dict())
-    assert without.position == (0, 1)
+    assert place_of(without) == (0, 1)
 
 
 def test_without_an_accelerator_the_door_warns_and_does_not_pin(monkeypatch):

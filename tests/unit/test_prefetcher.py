@@ -28,7 +28,7 @@ from stateful_pipes import (
 from stateful_pipes.contract import walk
 from stateful_pipes.errors import IteratorInvalidError, LoaderFailedError, WorkerDiedError, WorkerTimeoutError
 from stateful_pipes.prefetch.pool import WorkerPool
-from tests.streams import DrawingDataset, disturb, drawing_collate, generator_states, same
+from tests.streams import DrawingDataset, disturb, drawing_collate, generator_states, place_of, same
 
 
 @pytest.fixture(autouse=True)
@@ -110,7 +110,7 @@ def test_prefetching_runs_on_into_the_next_epoch():
         iterator = iter(loader)
         for _ in range(6):
             next(iterator)
-        assert loader.position == (1, 0)
+        assert place_of(loader) == (1, 0)
         assert loader.stats()["prefetched"] >= 3
 
 
@@ -134,7 +134,7 @@ def test_an_epoch_without_items_does_not_go_on_for_ever(num_workers):
     with loader_of(num_workers, tn.IterableWrapper([])) as loader:
         for epoch in range(3):
             assert list(loader) == []
-            assert loader.position == (epoch + 1, 0)
+            assert place_of(loader) == (epoch + 1, 0)
 
 
 def test_a_foreign_source_is_pulled_here_and_mapped_there():
@@ -164,7 +164,7 @@ def test_nodes_above_it_run_here():
         iterator = iter(loader)
         next(iterator)
         state = loader.state_dict()
-        assert loader.position == (2, 4)
+        assert place_of(loader) == (2, 4)
         assert [batch for batch, _ in iterator] == [[4, 5, 6, 7], [8, 9]]
         loader.load_state_dict(state)
         assert [batch for batch, _ in loader] == [[4, 5, 6, 7], [8, 9]]
@@ -234,7 +234,7 @@ def test_an_error_of_the_source_comes_when_its_turn_comes():
         assert [next(iterator) for _ in range(3)] == [1, 2, 3]
         with pytest.raises(OSError, match="shard is gone"):
             next(iterator)
-        assert loader.position == (0, 3)
+        assert place_of(loader) == (0, 3)
 
 
 def test_a_killed_worker_is_replaced_and_the_stream_is_the_same():
@@ -282,7 +282,7 @@ def test_an_interrupt_while_waiting_loses_nothing(interrupted, monkeypatch):
         found = [next(iterator)]
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             next(patch.setattr(WorkerPool, interrupted, _interrupt) or iterator)
-        assert loader.position == (0, 2)
+        assert place_of(loader) == (0, 2)
         assert same([*found, *iterator], EXPECTED[0])
 
 

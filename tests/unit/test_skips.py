@@ -12,6 +12,7 @@ import torch
 from stateful_pipes import ProcessPrefetcher, SamplerNode, SeededBatcher, SeededMapper, SequentialSampler, StatefulDataLoader
 from stateful_pipes.errors import LoaderFailedError, StateMismatchError
 from stateful_pipes.skips import LEFT_OUT, Skip, admitted, note, noting
+from tests.streams import place_of
 
 
 class Bad:
@@ -52,18 +53,18 @@ def test_they_are_left_out_of_their_batches_and_the_others_are_as_they_were(work
 def test_a_batch_of_which_nothing_is_left_is_left_out(workers):
     with loader_of([0, 1, 2, 6, 7, 8], workers, max_skipped=17) as loader:
         assert indices(loader) == [[3, 4, 5], [9]]
-        assert loader.position == (1, 0)
+        assert place_of(loader) == (1, 0)
         assert indices(loader) == [[3, 4, 5], [9]]
         with pytest.raises(ValueError, match="bad sample"):  # the budget is for all epochs
             list(loader)
-        assert loader.position == (2, 6)
+        assert place_of(loader) == (2, 6)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_epoch_of_which_nothing_is_left(workers):
     with loader_of(range(10), workers, max_skipped=30) as loader:
         assert [list(loader), list(loader), list(loader)] == [[], [], []]
-        assert loader.position == (3, 0)
+        assert place_of(loader) == (3, 0)
         assert loader.stats()["skipped"] == 30
         with pytest.raises(ValueError, match="bad sample"):
             list(loader)

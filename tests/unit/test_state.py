@@ -33,7 +33,7 @@ ABSURD = 10**5000  # more digits than Python will print
 
 
 def saved():
-    return envelope(0, {name: {key: field.value for key, field in entry.items()} for name, entry in NODES.items()})
+    return envelope(0, 2, {name: {key: field.value for key, field in entry.items()} for name, entry in NODES.items()})
 
 
 def changed(**changes):
@@ -65,7 +65,8 @@ def places(error):
 
 def test_a_state_is_plain_json_and_comes_back():
     state = saved()
-    assert set(state) == set(LoaderState.__annotations__) == {"format", "version", "library", "versions", "epoch", "nodes"}
+    keys = {"format", "version", "library", "versions", "epoch", "batch", "nodes"}
+    assert set(state) == set(LoaderState.__annotations__) == keys
     assert json.loads(json.dumps(state)) == state
     assert (state["format"], state["version"], state["library"]) == (FORMAT, VERSION, LIBRARY_VERSION)
     assert set(state["versions"]) == {"python", "numpy", "torch"}
@@ -103,6 +104,9 @@ WRONG = [
     ("library", MISSING),
     ("library", 1),
     ("library", None),
+    ("batch", -1),
+    ("batch", True),
+    ("batch", None),
     ("epoch", -1),
     ("epoch", 2**63 - 1),
     ("epoch", 1.0),

@@ -111,13 +111,51 @@ def test_no_attribute_that_frameworks_clear():
 
 def test_position():
     loader = StatefulDataLoader(DATASET, batch_size=2)
-    assert loader.position == Position(0, 0) == (0, 0)
+    assert loader.position == Position(epoch=0, batch=0, consumed=0, delivered=0, prefetched=0)
     iterator = iter(loader)
-    for consumed in (2, 4):
+    for batch in (1, 2):
         next(iterator)
-        assert loader.position == Position(epoch=0, consumed=consumed)
+        assert loader.position == Position(epoch=0, batch=batch, consumed=2 * batch, delivered=batch, prefetched=0)
     next(iterator)
-    assert (loader.position.epoch, loader.position.consumed) == (1, 0)
+    assert loader.position == Position(epoch=1, batch=0, consumed=0, delivered=3, prefetched=0)
+
+
+def test_the_position_s_batches_go_on_after_a_resume_and_begin_anew_with_an_epoch():
+    loader = StatefulDataLoader(DATASET, batch_size=2)
+    iterator = iter(loader)
+    next(iterator)
+    state = loader.state_dict()
+    assert state["batch"] == 1
+    next(iterator)
+    loader.load_state_dict(state)
+    assert (loader.position.batch, loader.position.delivered) == (1, 2)
+    next(iter(loader))
+    assert loader.position.batch == 2
+    loader.restart()
+    assert loader.position.batch == 0
+    next(iter(loader))
+    loader.set_epoch(3)
+    assert loader.position.batch == 0
+    loader.load_state_dict({key: value for key, value in state.items() if key != "batch"})  # of a version that counted none
+    assert (loader.position.batch, loader.position.consumed) == (0, 2)
+
+
+def test_a_batch_that_is_left_out_whole_is_one_of_the_position_s_batches():
+    def read(index):
+        if index < 2:
+            raise ValueError(index)
+        return index
+
+    node = SeededMapper(SamplerNode(SequentialSampler(6)), read, max_skipped=2)
+    loader = StatefulDataLoader(SeededBatcher(node, 2))
+    assert next(iter(loader)).tolist() == [2, 3]
+    assert (loader.position.batch, loader.position.delivered) == (2, 1)
+
+
+def test_the_position_counts_what_is_prefetched():
+    with StatefulDataLoader(DATASET, batch_size=2, num_workers=1, multiprocessing_context="fork", prefetch_factor=3) as loader:
+        next(iter(loader))
+        assert loader.position.prefetched == loader.stats()["prefetched"] == 3
 
 
 def test_stats():
