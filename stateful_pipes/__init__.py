@@ -11,7 +11,7 @@ The house, each room importing only from those above it:
     prefetch/                                      worker processes
     checkpoint  sealed_file  checkpoint_manager    files
     agreement  door  view  iterator                the top
-    loader  multi_pipeline  dataset
+    loader  alike  joint_step  multi_pipeline  dataset
     integrations/                                  other libraries' pipelines as nodes, each with an extra of its own
     training/                                      a whole training, paused and resumed
     testing/                                       what shows that a resume is exact

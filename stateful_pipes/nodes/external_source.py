@@ -59,7 +59,8 @@ class ExternalSource(Node[Any]):
 
     A function of no argument, an iterable or a generator can be read only onwards. That works, in the main process: an iterable
     is iterated anew each epoch. Its position is not captured, of which it warns; loading a state is refused, and so is a
-    move where it cannot be begun anew. What had been read ahead is lost where the loader is closed, or a sample fails.
+    move where it cannot be begun anew. What had been read ahead is lost where the loader is closed, a sample fails or Ctrl-C
+    comes.
 
     Args:
         source: Called with where it is: with batch=True the index of the batch in its epoch, or with batch_info=True a
@@ -211,25 +212,40 @@ class _Onwards:
         self._is_function = callable(source) and not inspect.isgeneratorfunction(source)
         self.is_repeatable = inspect.isgeneratorfunction(source) or not (self._is_function or isinstance(source, Iterator))
         """Whether an epoch can be begun anew."""
-        self.begin()
+        self._items: Iterator[Any] | None = None
+        self._error: Exception | None = None
 
     def begin(self) -> None:
         """An epoch: what is repeatable from its start, else from where it is."""
-        self._items: Iterator[Any] | None = None
-        self._error: Exception | None = None
+        if self.is_repeatable:
+            self._items, self._error = None, None
 
     def read(self, count: int) -> list[Any]:
         """The next items, fewer at the end of the epoch; an error again and again, since a generator ends with it."""
         if self._error is not None:
             raise self._error
-        source = self._source
         try:
-            if self._items is None:
-                self._items = _called(source) if self._is_function else iter(source() if callable(source) else source)
-            return list(islice(self._items, count))
-        except Exception as error:
-            self._error = error
+            return list(islice(self._opened(), count))
+        except BaseException as error:
+            if not self._is_function:
+                self._error = self._remembered(error)
             raise
+
+    def _opened(self) -> Iterator[Any]:
+        """Of a function a new one each time: an interrupt ends a generator, and is not to look like the end of the source."""
+        source = self._source
+        if self._is_function:
+            return _called(source)
+        if self._items is None:
+            self._items = iter(source() if callable(source) else source)
+        return self._items
+
+    def _remembered(self, error: BaseException) -> Exception | None:
+        if isinstance(error, Exception):
+            return error
+        if inspect.isgenerator(self._items) and self._items.gi_frame is None:
+            return RuntimeError("the generator was interrupted, which ended it before its end")
+        return None
 
 
 def _called(function: Callable[[], Any]) -> Iterator[Any]:

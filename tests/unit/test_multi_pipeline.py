@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dis
+import itertools
 import json
 import re
+import sys
 
 import pytest
 
 from stateful_pipes import (
+    ExternalSource,
     FileReader,
     MultiPipelineLoader,
     ProcessPrefetcher,
@@ -19,6 +23,7 @@ from stateful_pipes import (
     StatefulDataLoader,
 )
 from stateful_pipes.errors import IteratorInvalidError, LoaderFailedError, StateMismatchError
+from tests.streams import place_of
 
 SHARDS = 3
 
@@ -46,6 +51,10 @@ def shards(seed=1, workers=0, size=2, fails=None, length=21):
 
 def epochs(loader, count):
     return [list(loader) for _ in range(count)]
+
+
+def places_of(loader):
+    return [(one.epoch, one.consumed) for one in loader.positions]
 
 
 @pytest.fixture
@@ -123,6 +132,182 @@ def test_an_interrupt_within_a_step_is_nobody_s_step(truth):
     assert len(found) == 2
 
 
+# After these instructions CPython looks whether a signal has come.
+LOOKS = {"RESUME", "CALL", "CALL_KW", "CALL_FUNCTION_EX", "JUMP_BACKWARD"}
+OURS = ("multi_pipeline.py", "joint_step.py")
+
+
+class InterruptedOnce:
+    """Raises KeyboardInterrupt in one of these files, at the n-th place where a signal's handler may run."""
+
+    def __init__(self, at, files):
+        self.left = at
+        self.files = files
+        self.came = False
+        self.before = {}
+
+    def __call__(self, frame, event, _):
+        if not frame.f_code.co_filename.endswith(self.files):
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode" and not self.came:
+            before = self.before.get(frame)
+            self.before[frame] = dis.opname[frame.f_code.co_code[frame.f_lasti]]
+            # A method of Python's that it returns from is no place: there are none between a commit and the loop's variable.
+            if before in LOOKS and self.before[frame] != "RETURN_VALUE":
+                self.left -= 1
+                if self.left < 0:
+                    self.came = True
+                    raise KeyboardInterrupt
+        return self
+
+    def around(self, function):
+        before = sys.gettrace()
+        sys.settrace(self)
+        try:
+            function()
+        except KeyboardInterrupt:
+            assert self.came
+        finally:
+            sys.settrace(before)
+
+
+def plain(seed=1):
+    samplers = [RandomSampler(6, seed=seed + rank) for rank in range(2)]
+    return MultiPipelineLoader([SeededBatcher(SamplerNode(one), 2, collate_fn=list, seed=5) for one in samplers])
+
+
+@pytest.mark.parametrize("close", [False, True])
+@pytest.mark.parametrize("start", [0, 2])
+def test_ctrl_c_at_any_moment_loses_no_step_and_repeats_none(start, close):
+    """Neither in what goes on, nor in what resumes."""
+    whole = epochs(plain(), 2)
+    flat = [step for epoch in whole for step in epoch]
+    for at in itertools.count():
+        loader = plain()
+        found = [step for _, step in zip(range(start), loader, strict=False)]
+        trace = InterruptedOnce(at, (*OURS, "stream.py"))
+
+        def read(loader=loader, found=found):
+            for step in loader:
+                found.append(step)
+                if len(found) == 1:
+                    break
+
+        trace.around(read)
+        assert len(set(places_of(loader))) == 1, at
+        checkpoints = loader.checkpoints()
+        if close or any(one.pipeline.stream._inside for one in loader.loaders):  # which close() sets free
+            loader.close()
+            assert loader.checkpoints() == checkpoints
+        for going_on in (loader, MultiPipelineLoader(plain(7).loaders, checkpoint=checkpoints)):
+            assert going_on.checkpoints() == checkpoints
+            rest = [step for _ in range(2) for step in going_on]
+            assert (found + rest)[: len(flat)] == flat, at
+        if not trace.came:
+            break
+    assert at > 60
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_what_was_given_in_a_step_that_was_interrupted_is_read_once(rank):
+    """So also what can be read only onwards loses nothing."""
+
+    class Counted:
+        def __init__(self, interrupts):
+            self.number, self.interrupts = -1, interrupts
+
+        def __call__(self):
+            if self.number == 3 and self.interrupts:
+                self.interrupts = False
+                raise KeyboardInterrupt
+            self.number += 1
+            return self.number
+
+    with pytest.warns(UserWarning, match="not captured"):
+        loader = MultiPipelineLoader([ExternalSource(Counted(number == rank)) for number in range(3)])
+    found = []
+    while len(found) < 6:
+        try:
+            for step in loader:
+                found.append(step)
+                if len(found) == 6:
+                    break
+        except KeyboardInterrupt:
+            pass
+    for other in {0, 1, 2} - {rank}:  # the interrupted one loses what it had read ahead, as it does alone
+        assert [step[other] for step in found] == list(range(6))
+
+
+@pytest.mark.parametrize(
+    "move",
+    [
+        lambda loader, state: loader.load_state_dict(state),
+        lambda loader, _: loader.set_epoch(1),
+        lambda loader, _: loader.restart(),
+    ],
+)
+def test_ctrl_c_at_any_moment_moves_all_or_none(move):
+    other = plain(3)
+    next(iter(other))
+    state = other.state_dict()
+    for at in itertools.count():
+        loader = plain()
+        for _ in zip(range(2), loader, strict=False):
+            pass
+        before = loader.state_dict()
+        trace = InterruptedOnce(at, OURS)
+        trace.around(lambda loader=loader: move(loader, state))
+        arrived = plain()
+        arrived.load_state_dict(before)
+        move(arrived, state)
+        after = loader.state_dict()
+        assert after in (before, arrived.state_dict()), at
+        assert trace.came or after == arrived.state_dict() != before
+        resumed = plain(7)
+        resumed.load_state_dict(after)
+        assert list(loader) == list(resumed)
+        if not trace.came:
+            break
+    assert at > 20
+
+
+@pytest.mark.parametrize("given", ["bytes", "path", "state"])
+def test_one_checkpoint_of_all(truth, tmp_path, given):
+    loader = MultiPipelineLoader(shards())
+    list(zip(range(2), loader, strict=False))
+    path = tmp_path / "all.json"
+    data = loader.checkpoint(path, user={"step": 2})
+    checkpoint = {"bytes": data, "path": path, "state": loader.state_dict()}[given]
+    resumed = MultiPipelineLoader(shards(seed=9), checkpoint=checkpoint)
+    assert resumed.user == (None if given == "state" else {"step": 2})
+    assert resumed.is_restored_from_checkpoint
+    assert resumed.checkpoint(user={"step": 2}) == data == path.read_bytes()
+    assert list(resumed) == truth[0][2:]
+    with pytest.raises(StateMismatchError, match="not a state of 3 pipelines"):
+        MultiPipelineLoader(shards(), checkpoint=loader.checkpoints()[0])
+    with pytest.raises(StateMismatchError):
+        StatefulDataLoader(shards()[0], checkpoint=data)
+
+
+def test_an_error_says_of_which_pipeline_it_is(truth):
+    nodes = shards()
+    nodes[1].sources[0].sources[0].map_fn = Reading(truth[0][1][1][0])
+    loader = MultiPipelineLoader(nodes)
+    with pytest.raises(ValueError, match="broken") as caught:
+        list(loader)
+    assert caught.value.__notes__.count("in pipeline 1") == 1
+    with pytest.raises(LoaderFailedError) as caught:
+        next(iter(loader))
+    assert caught.value.__notes__ == ["in pipeline 1"]
+    state = loader.state_dict()
+    state["pipelines"]["2"]["nodes"]["sampler"]["length"] = 4
+    for refuse in (loader.load_state_dict, loader.validate_state_dict, lambda one: MultiPipelineLoader(shards(), checkpoint=one)):
+        with pytest.raises(StateMismatchError) as caught:
+            refuse(state)
+        assert caught.value.__notes__ == ["in pipeline 2"]
+
+
 def test_moves(truth):
     loader = MultiPipelineLoader(shards())
     next(iter(loader))
@@ -139,7 +324,7 @@ def test_epochs_of_different_lengths_are_told_and_nothing_is_lost():
     assert [next(steps), next(steps)] == [[0, 0], [1, 1]]
     with pytest.raises(RuntimeError, match=re.escape("the epochs of pipelines [1] of 2 have fewer batches")):
         next(steps)
-    assert loader.loaders[0].position == (0, 2)
+    assert places_of(loader) == [(0, 2), (1, 0)]
 
 
 def test_nothing_goes_on_while_they_stand_in_different_epochs():
@@ -147,7 +332,7 @@ def test_nothing_goes_on_while_they_stand_in_different_epochs():
     loader = MultiPipelineLoader(nodes)
     list(zip(range(2), loader, strict=False))
     state = loader.state_dict()
-    assert [tuple(one) for one in loader.positions] == [(0, 2), (1, 0)]
+    assert places_of(loader) == [(0, 2), (1, 0)]
     with pytest.raises(RuntimeError, match="stand in different epochs"):
         iter(loader)
     with pytest.raises(ValueError, match="different positions"):
@@ -227,7 +412,7 @@ def test_loaders_that_a_refused_checkpoint_had_moved_are_put_back():
     next(iter(other))
     with pytest.raises(ValueError, match="some were not"):
         MultiPipelineLoader(loaders, checkpoint=[other.checkpoints()[0], None, None])
-    assert [tuple(one.position) for one in loaders] == [(0, 0)] * 3
+    assert [place_of(one) for one in loaders] == [(0, 0)] * 3
 
 
 def test_states_of_different_shuffles_are_refused(folder):

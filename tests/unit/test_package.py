@@ -87,6 +87,7 @@ STOREYS = [
     ["view"],
     ["iterator"],
     ["loader"],
+    ["alike", "joint_step"],
     ["multi_pipeline", "dataset"],
     ["integrations"],
     ["training"],

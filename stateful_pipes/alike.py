@@ -1,0 +1,43 @@
+"""What several pipelines that are read together must have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from stateful_pipes.loader import StatefulDataLoader
+from stateful_pipes.nodes.foreign import ForeignNode, walk_all
+
+__all__ = ["allowed", "check_alike"]
+
+_ALLOWABLE = ("unrestored", "position")
+
+
+def allowed(allow: Collection[str]) -> frozenset[str]:
+    """The names of what need not be equal after all; ValueError for others."""
+    names = frozenset((allow,) if isinstance(allow, str) else allow)
+    for name in names.difference(_ALLOWABLE):
+        raise ValueError(f"allow may name {_ALLOWABLE}, got {name!r}")
+    return names
+
+
+def check_alike(loaders: Sequence[StatefulDataLoader[Any]]) -> None:
+    """Raises ValueError where batch sizes or readers differ, or two read the same shard."""
+    told = [{"batch_size": loader.batch_size, **_reader_of(loader)} for loader in loaders]
+    shards = [one.pop("shard_id", None) for one in told]
+    for number, one in enumerate(told):
+        if one != told[0]:
+            differ = [key for key in {**told[0], **one} if told[0].get(key) != one.get(key)]
+            raise ValueError(f"pipelines 0 and {number} differ in {', '.join(differ)}: {told[0]} and {one}")
+    if None not in shards and len(set(shards)) < len(shards):
+        raise ValueError(f"each pipeline has to read a shard of its own, got shard_id {shards}")
+
+
+def _reader_of(loader: StatefulDataLoader[Any]) -> dict[str, Any]:
+    """What the reader at the source tells of itself, if there is one that does."""
+    for node in walk_all(loader.pipeline):
+        held = node.node if isinstance(node, ForeignNode) else node
+        if hasattr(held, "reader_meta"):
+            own = {name: getattr(held, name) for name in ("batch_size", "shuffle_after_epoch_seed") if hasattr(held, name)}
+            return {**held.reader_meta(), **own}
+    return {}

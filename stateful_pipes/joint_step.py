@@ -1,0 +1,101 @@
+"""One pipeline's part of a step that several take together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Generic, TypeVar
+
+from stateful_pipes.caught import add_note
+from stateful_pipes.contract import walk
+from stateful_pipes.loader import StatefulDataLoader
+from stateful_pipes.pipeline_state import load, state_at
+from stateful_pipes.state import LoaderState
+from stateful_pipes.ticket import Mark
+from stateful_pipes.view import Position
+
+__all__ = ["Part", "put_back", "told"]
+
+T = TypeVar("T")
+
+
+class Part(Generic[T]):
+    """Where a pipeline stood before the step, and the batch that it gave for it.
+
+    Until every pipeline has given one the step is nobody's: the state is the one from before, and a batch that was given is
+    kept for whoever goes on. So also a source that can be read only onwards loses nothing.
+    """
+
+    def __init__(self, loader: StatefulDataLoader[T]) -> None:
+        self.loader = loader
+        self._root = loader.pipeline
+        stream = self._root.stream
+        self._generation, self._batch, self._skipped = stream.generation, stream.batch, stream.skipped
+        self._before = self._root.consumed()
+        self._after: Mark | None = None
+        self.given: list[T] = []
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the step is of."""
+        return int(self._before[0])
+
+    def take(self, iterator: Iterator[T]) -> bool:
+        """Takes the batch, if it has not been given yet; False where the epoch has ended."""
+        if not self.given:
+            for batch in iterator:
+                self.given = [batch]  # nothing is called since the commit, so in CPython no interrupt comes between
+                break
+            self._after = self._root.consumed()
+        return bool(self.given)
+
+    @property
+    def is_moved(self) -> bool:
+        """Whether the pipeline was moved or loaded since, by itself. A mark that was committed stays the same object."""
+        here = self._root.consumed()
+        if here is self._before or here is self._after or (self.given and self._after is None):
+            return False
+        return self._after is not None or self._root.stream.generation != self._generation
+
+    @property
+    def is_astray(self) -> bool:
+        """Whether the pipeline has gone on without a batch: past an empty epoch, or an iterator of another class lost it."""
+        return not self.given and self._root.consumed() is not self._before
+
+    def state(self) -> LoaderState:
+        """The pipeline's state before the step."""
+        state = state_at(self._root, self._before)
+        state["batch"] = self._batch
+        for node in walk(self._root):
+            if node.max_skipped:
+                state["nodes"][node.name]["skipped"] = self._skipped.get(node.name, 0)
+        return state
+
+    def position(self) -> Position:
+        """Its position before the step."""
+        here = self.loader.position
+        epoch, consumed, *_ = self._before
+        return here._replace(epoch=epoch, batch=self._batch, consumed=consumed, delivered=here.delivered - len(self.given))
+
+    def leave_epoch(self) -> None:
+        """Goes to the start of the epoch after the step's, without the batch."""
+        stream = self._root.stream
+        stream.skipped = self._skipped
+        if self._root.consumed()[0] == self.epoch:
+            stream.next_epoch(self._root)
+
+
+def put_back(loader: StatefulDataLoader[T], state: LoaderState) -> None:
+    """Leads a pipeline to a state of its own, if it is not there."""
+    if loader.pipeline.stream.lost or loader.state_dict() != state:
+        load(loader.pipeline, state)
+
+
+@contextmanager
+def told(number: int) -> Iterator[None]:
+    """An error inside gets a note that says which pipeline it is of."""
+    try:
+        yield
+    except Exception as error:
+        add_note(error, f"in pipeline {number}")
+        raise
