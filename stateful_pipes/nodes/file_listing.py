@@ -71,14 +71,14 @@ def list_files(
     if labels is not None and files is None:
         raise ValueError("labels belong to files, which are not given")
     root = "" if file_root is None else os.fspath(file_root)
+    file_globs = _globs("file_filters", file_filters)
+    dir_globs = None if dir_filters is None else _globs("dir_filters", dir_filters)
     if files is not None:
         found = _numbered(files, labels)
     elif file_list is not None:
         root = os.path.dirname(os.fspath(file_list)) if file_root is None else root
         found = _listed(os.fspath(file_list))
     else:
-        file_globs = _globs("file_filters", file_filters)
-        dir_globs = None if dir_filters is None else _globs("dir_filters", dir_filters)
         found = _discovered(root, file_globs, dir_globs, 0 if case_sensitive else _IGNORE_CASE)
     if not found:
         raise ValueError(f"no files found in {os.fspath(file_list) if file_list is not None else root!r}")
@@ -88,15 +88,18 @@ def list_files(
 
 
 def _numbered(files: Files | Sequence[Files], labels: int | Sequence[int] | None) -> list[tuple[str, int]]:
+    for name, given in (("files", files), ("labels", labels)):
+        if isinstance(given, (set, frozenset)):
+            raise TypeError(f"{name} must be in an order, got a {type(given).__name__}")
     paths = [os.fspath(one) for one in ([files] if isinstance(files, (str, os.PathLike)) else files)]
     if not paths:
         raise ValueError("files is an empty list")
     if labels is None:
         return [(path, number) for number, path in enumerate(paths)]
-    given = list(labels) if isinstance(labels, Sequence) or hasattr(labels, "__iter__") else [labels]
-    if len(given) != len(paths):
-        raise ValueError(f"{len(given)} labels for {len(paths)} files")
-    return [(path, _as_label("labels", label)) for path, label in zip(paths, given, strict=True)]
+    listed = list(labels) if isinstance(labels, Sequence) or hasattr(labels, "__iter__") else [labels]
+    if len(listed) != len(paths):
+        raise ValueError(f"{len(listed)} labels for {len(paths)} files")
+    return [(path, _as_label("labels", label)) for path, label in zip(paths, listed, strict=True)]
 
 
 def _as_label(name: str, label: object) -> int:

@@ -70,11 +70,12 @@ class FileReader(Node[tuple[torch.Tensor, torch.Tensor]]):
 
     A sample's position, by which it is seeded, is (its place in the epoch) * num_shards + shard_id.
 
-    State: number and hash of the files (paths and labels), the arguments, batch size and policy; epoch and consumed (places of
-    this epoch); constant size. It serves every shard. With `random_shuffle` also what the buffer holds: indices, up to
-    `initial_fill` of them, up to 8 bytes each. Seeds are taken over from a state; all else is to be equal, the batch size too,
-    since epochs begin by it. Cost of a resume: O(1), with `random_shuffle` O(initial_fill), or from another shard's state, as of
-    a jump to another epoch, 0.3 us for each file before it in the pass.
+    State: number and hash of the files (paths and labels), the arguments, the policy; epoch, consumed (places of this epoch) and
+    the batch size by which it began; constant size. It serves every shard. With `random_shuffle` also what the buffer holds:
+    indices, up to `initial_fill` of them, up to 8 bytes each. Seeds are taken over from a state, all else is to be equal. Where
+    another batch size is allowed, or a `SeededBatcher` put above a reader that was read from, batches of that size have what is
+    left of the epoch, and the next one begins by it. Cost of a resume: O(1), with `random_shuffle` O(initial_fill), or from
+    another shard's state, as of a jump to another epoch, 0.3 us for each file before it in the pass.
 
     Raises:
         ValueError: an argument is out of its range, or excludes another; no file is found, or fewer than shards.
@@ -131,6 +132,7 @@ class FileReader(Node[tuple[torch.Tensor, torch.Tensor]]):
         self.pad_last_batch = bool(pad_last_batch)
         self.last_batch_policy = LastBatchPolicy.FILL
         self._epoch, self._consumed = 0, 0
+        self._cut = 0  # the batch size by which the epoch that is under way was begun; 0 at its start
         self._held: Held | None = None
         self._forget_order()
 
@@ -149,23 +151,24 @@ class FileReader(Node[tuple[torch.Tensor, torch.Tensor]]):
     def pull(self, count: int | None) -> Ticket:
         if count is None:
             self.no_batches()
-        plan = self.plan()
-        epoch, first = self._epoch, self._consumed
-        taken = min(count, plan.places(epoch) - first)
+        epoch, first, size = self._epoch, self._consumed, self._size()
+        self._cut = self._cut if first else size
+        plan = self.plan(self._cut)
+        taken = min(count, plan.left(epoch, first, size))
         if taken <= 0:
             self.next_epoch((epoch,))
             raise StopIteration
-        indices = self._read(plan, plan.begin(epoch) + first, taken)
+        indices = self._read(plan, taken)
         kept = plan.kept(epoch, first, taken)
         self._consumed = first + taken
         _, step, shard, _ = self.shards
         positions = (first * step + shard, (first + kept) * step + shard, step)
         return (epoch, positions, np.array(indices[:kept], dtype=np.int64).tobytes())
 
-    def _read(self, plan: BatchPlan, offset: int, count: int) -> list[int]:
-        """The indices at `count` places from `offset` on."""
+    def _read(self, plan: BatchPlan, count: int) -> list[int]:
+        """The indices at the next `count` places."""
         indices: list[int] = []
-        for number, place, taken in plan.stretches(offset, count):
+        for number, place, taken in plan.stretches(self._epoch, self._consumed, count):
             if self._buffer is not None:
                 given, self._held = self._buffer.take(self._buffer.at(self._held, number, place), taken)
                 indices += given
@@ -202,17 +205,14 @@ class FileReader(Node[tuple[torch.Tensor, torch.Tensor]]):
         return Samples(ticket[0], list(positions_of(ticket)), memoryview(ticket[2]).cast("q").tolist())
 
     def mark(self) -> Mark:
-        if self._buffer is None or self._consumed == 0:
-            return self.start(self._epoch) if self._consumed == 0 else (self._epoch, self._consumed)
-        self._held = self._buffer.at(self._held, *self._pass_at(self._epoch, self._consumed))
-        return (self._epoch, self._consumed, self._held)
-
-    def _pass_at(self, epoch: int, consumed: int) -> tuple[int, int]:
-        return self.plan().pass_at(epoch, consumed)
+        if self._consumed == 0:
+            return self.start(self._epoch)
+        if self._buffer is not None:
+            self._held = self._buffer.at(self._held, *self.plan(self._cut).pass_at(self._epoch, self._consumed))
+        return (self._epoch, self._consumed, self._cut, self._held)
 
     def seek(self, mark: Mark) -> None:
-        self._epoch, self._consumed, *held = mark
-        self._held = held[0] if held else None
+        self._epoch, self._consumed, self._cut, self._held = mark
 
     def settings(self) -> dict[str, Scalar]:
         seed = {"shuffle_after_epoch_seed": self.shuffle_after_epoch_seed}
@@ -230,31 +230,29 @@ class FileReader(Node[tuple[torch.Tensor, torch.Tensor]]):
         return found | (seed if self.shuffle_after_epoch else {})
 
     def values(self, mark: Mark) -> dict[str, Scalar]:
-        (epoch, consumed, *held), plan = mark, self.plan()
-        cut: dict[str, Scalar] = {"batch_size": plan.batch_size, "last_batch_policy": plan.policy.name}
-        found = cut | {"epoch": epoch, "consumed": consumed}
+        epoch, consumed, cut, held = mark
+        plan = self.plan(cut)
+        begun: dict[str, Scalar] = {"batch_size": plan.batch_size, "last_batch_policy": plan.policy.name}
+        found = begun | {"epoch": epoch, "consumed": consumed}
         if self._buffer is not None:
-            found["buffer"] = f"{self.shards.shard_id}/{self._buffer.at(held[0], *self._pass_at(epoch, consumed))}"
+            found["buffer"] = f"{self.shards.shard_id}/{self._buffer.at(held, *plan.pass_at(epoch, consumed))}"
         return found
 
     def rules(self) -> Mapping[str, Rule]:
         seeds = {"seed": adopted_seed, "shuffle_after_epoch_seed": adopted_seed}
-        return {**seeds, "epoch": counter, "consumed": counter, "buffer": text}
+        return {**seeds, "batch_size": counter, "epoch": counter, "consumed": counter, "buffer": text}
 
     def locate(self, entry: Mapping[str, Any], parts: tuple[Mark, ...]) -> Mark:
-        epoch, consumed = entry["epoch"], entry["consumed"]
-        plan = self.plan()
-        if consumed > plan.places(epoch) or consumed % plan.batch_size:
-            self._refuse("consumed", consumed, f"a multiple of {plan.batch_size}, at most {plan.places(epoch)}")
-        if self._buffer is None:
-            return (epoch, consumed)
-        shard, _, shown = entry["buffer"].partition("/")
-        if shard != str(self.shards.shard_id) and shard in map(str, range(self.shards.num_shards)):
-            return (epoch, consumed, None)  # what this shard's buffer holds is found out under the state's seed
-        held = self._buffer.parsed(shown, *self._pass_at(epoch, consumed), self.shards.files)
-        if held is None or shard != str(self.shards.shard_id):
-            self._refuse("buffer", entry["buffer"][:40], "what the buffer holds at that position")
-        return (epoch, consumed, held if consumed else None)
+        epoch, consumed, cut = entry["epoch"], entry["consumed"], entry["batch_size"]
+        if cut == 0:
+            self._refuse("batch_size", cut, "at least 1")
+        held, own, (shard, _, shown) = None, str(self.shards.shard_id), entry.get("buffer", "").partition("/")
+        # What another shard's buffer holds says nothing: this one's is found out under the state's seed.
+        if self._buffer is not None and (shard == own or shard not in map(str, range(self.shards.num_shards))):
+            held = self._buffer.parsed(shown, *self.plan(cut).pass_at(epoch, consumed), self.shards.files)
+            if held is None or shard != own:
+                self._refuse("buffer", entry["buffer"][:40], "what the buffer holds at that position")
+        return (epoch, consumed, cut, held) if consumed else self.start(epoch)
 
     def _refuse(self, key: str, saved: object, expected: str) -> NoReturn:
         raise StateMismatchError(differences=(Difference(self.name, key, saved, expected, "the state is damaged"),))
@@ -265,7 +263,7 @@ class FileReader(Node[tuple[torch.Tensor, torch.Tensor]]):
         self._forget_order()
 
     def start(self, epoch: int) -> Mark:
-        return (epoch, 0) if self._buffer is None else (epoch, 0, None)  # what it holds there is found out when needed
+        return (epoch, 0, 0, None)  # it will be cut by the batch size of then; what a buffer holds is found out when needed
 
     def next_epoch(self, mark: Mark) -> None:
         self.seek(self.start(mark[0] + 1))
@@ -281,11 +279,13 @@ class FileReader(Node[tuple[torch.Tensor, torch.Tensor]]):
     def batches(self) -> int | None:
         self.no_batches()
 
-    def plan(self) -> BatchPlan:
-        """How epochs and batches are cut, under what stands above now."""
+    def plan(self, cut: int = 0) -> BatchPlan:
+        """How an epoch is cut by batches of this size, 0 for that of what stands above now."""
+        return BatchPlan(self.shards, self.pad_last_batch, cut or self._size(), self.last_batch_policy)
+
+    def _size(self) -> int:
         batcher = self.batcher()
-        size = 1 if batcher is None else batcher.batch_size or 1
-        return BatchPlan(self.shards, self.pad_last_batch, size, self.last_batch_policy)
+        return 1 if batcher is None else batcher.batch_size or 1
 
     def batcher(self) -> SeededBatcher[Any] | None:
         """The one that asks this reader for a batch at a time; None if something stands between that asks otherwise."""

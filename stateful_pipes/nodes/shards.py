@@ -19,7 +19,8 @@ class LastBatchPolicy(Enum):
     On samples 1 to 7 in batches of 2, padded by `pad_last_batch` / not padded:
 
     * FILL: fill it up, with the last sample / by running on into the next shard: [7, 7] / [7, 1].
-    * PARTIAL: hand out what is there: [7] / [7]. Where shards differ in size, it is empty on some of them.
+    * PARTIAL: hand out what is there: [7] / [7]. Where shards differ in size, it is empty on some of them: `default_collate`'s
+      tensors of the epoch's first sample with 0 samples, or `[]` where `max_skipped` has all samples of its first batch left out.
     * DROP: leave it out on every shard where one shard could not fill it: [5, 6] / [5, 6] is the last.
 
     The next epoch begins at 1 / at 2: what filled a batch is not read again, whether it was handed out or not. So with
@@ -126,9 +127,16 @@ class BatchPlan(NamedTuple):
 
     def places(self, epoch: int) -> int:
         """How many places an epoch hands out; a multiple of the batch size."""
+        return self.left(epoch, 0, self.batch_size)
+
+    def left(self, epoch: int, place: int, batch_size: int) -> int:
+        """How many places an epoch still hands out from `place` on, in whole batches of a size that may be another."""
         if self.policy is LastBatchPolicy.DROP:
-            return self.shards.smallest // self.batch_size * self.batch_size
-        return self.begin(epoch + 1) - self.begin(epoch)
+            return max(0, self.shards.smallest - place) // batch_size * batch_size
+        samples = self.shards.largest - place
+        if self.policy is LastBatchPolicy.FILL and not self.padded:  # up to where the next epoch begins, cut by that size
+            samples = self._replace(batch_size=batch_size).begin(epoch + 1) - self.begin(epoch) - place
+        return max(0, -(-samples // batch_size) * batch_size)
 
     def kept(self, epoch: int, place: int, count: int) -> int:
         """How many of `count` places from `place` on have a sample that is handed out; the rest come after those."""
@@ -136,21 +144,26 @@ class BatchPlan(NamedTuple):
             return count
         return min(count, max(0, self.shards.size(epoch) - place))
 
-    def stretches(self, offset: int, count: int) -> Iterator[Stretch]:
-        """The passes that `count` places from `offset` on belong to."""
+    def stretches(self, epoch: int, place: int, count: int) -> Iterator[Stretch]:
+        """The passes that `count` places from `place` of an epoch on belong to."""
         while count:
-            number, place = self._at(offset)
+            number, first = self.pass_at(epoch, place)
             length = self._padded_pass if self.padded else self.shards.size(number)
-            taken = min(count, length - place)
-            yield Stretch(number, place, taken)
-            offset, count = offset + taken, count - taken
+            taken = count if self._is_pass else min(count, length - first)
+            yield Stretch(number, first, taken)
+            place, count = place + taken, count - taken
 
     def pass_at(self, epoch: int, place: int) -> tuple[int, int]:
         """The pass that a place of an epoch belongs to, and its place there."""
-        return self._at(self.begin(epoch) + place)
-
-    def _at(self, offset: int) -> tuple[int, int]:
+        if self._is_pass:
+            return epoch, place
+        offset = self.begin(epoch) + place
         return divmod(offset, self._padded_pass) if self.padded else self.shards.pass_at(offset)
+
+    @property
+    def _is_pass(self) -> bool:
+        """Whether each epoch is a pass, with padding up to wherever its last batch ends."""
+        return self.padded and self.policy is not LastBatchPolicy.DROP
 
     @property
     def _padded_pass(self) -> int:

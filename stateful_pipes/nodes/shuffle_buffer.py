@@ -56,7 +56,8 @@ class ShuffleBuffer:
         if held is None or held.number != number or held.place > place:
             first = self.order(number, 0, min(self.capacity, self.size(number)))
             held = Held(number, 0, array("q", first).tobytes())
-        return held if held.place == place else self.take(held, place - held.place)[1]
+        steps = min(place, self.size(number)) - held.place
+        return (self.take(held, steps)[1] if steps > 0 else held)._replace(place=place)
 
     def take(self, held: Held, count: int) -> tuple[list[int], Held]:
         """What the next `count` steps give up, and what is held then; after the pass's last one that is given again.

@@ -205,6 +205,8 @@ def test_files_and_labels_are_dali_s(tree, name):
         {"files": ["a", "b"], "labels": [1]},
         {"file_root": ".", "file_filters": []},
         {"file_root": ".", "dir_filters": []},
+        {"files": ["a"], "file_filters": []},
+        {"files": ["a"], "dir_filters": []},
         {"file_root": ".", "file_filters": ["*.gif"]},
         {"file_root": "missing"},
         {"file_list": "missing"},

@@ -128,12 +128,24 @@ def test_the_digest_is_of_paths_and_labels_only(tree, tmp_path_factory):
         ({"files": ["a", "b"], "labels": 1}, "1 labels for 2 files"),
         ({"files": ["a"], "labels": [2**31]}, r"labels must be from -2147483648 to 2\*\*31 - 1, got 2147483648"),
         ({"file_root": ".", "filters": []}, "file_filters is an empty list"),
+        ({"files": ["a"], "filters": []}, "file_filters is an empty list"),  # DALI refuses it, used or not
         ({"file_root": ".", "dirs": ()}, "dir_filters is an empty list"),
     ],
 )
 def test_arguments_that_are_wrong(arguments, message):
     with pytest.raises(ValueError, match=message):
         listed(**arguments)
+
+
+def test_files_and_labels_in_no_order_are_refused():
+    for files in ({"a", "b"}, frozenset(["a", "b"])):
+        with pytest.raises(TypeError, match=f"files must be in an order, got a {type(files).__name__}"):
+            listed(files=files)
+    with pytest.raises(TypeError, match="labels must be in an order, got a set"):
+        listed(files=["a", "b"], labels={5, 3})
+    # What has one is taken, a dict and a generator too.
+    for files in ({"b": 0, "a": 0}, {"b": 0, "a": 0}.keys(), (one for one in "ba"), np.array(["b", "a"])):
+        assert listed(files=files, labels=(one for one in (5, 3))) == [("b", 5), ("a", 3)]
 
 
 def test_types_that_are_wrong():

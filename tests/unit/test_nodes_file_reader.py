@@ -297,6 +297,102 @@ def test_one_shard_s_state_serves_the_others(loader, way):
             assert epochs(resumed, 4) == expected[shard_id]
 
 
+# Another batch size.
+
+
+def samples_in(batches):
+    return [label for batch in batches for label in batch]
+
+
+@pytest.mark.parametrize("policy", LastBatchPolicy.__members__)
+@pytest.mark.parametrize("pad", [False, True])
+@pytest.mark.parametrize("way", WAYS)
+def test_another_batch_size_reads_on_from_the_same_sample(loader, way, pad, policy):
+    for old, new, num_shards, shard_id in [(2, 3, 1, 0), (3, 2, 2, 1), (1, 3, 3, 2), (2, 5, 2, 0)]:
+        options = {**WAYS[way], "pad_last_batch": pad, "num_shards": num_shards, "shard_id": shard_id}
+        first, second, third, fresh = (loader(size, policy, **options) for size in (old, new, old, new))
+        for epoch in range(2):
+            first.set_epoch(epoch)
+            batches = list(first)
+            due = samples_in(batches)
+            fresh.set_epoch(epoch + 1)
+            following = list(fresh)
+            for taken in range(len(batches)):
+                first.set_epoch(epoch + 1)
+                first.set_epoch(epoch)
+                read = samples_in(itertools.islice(first, taken))
+                state = json.loads(json.dumps(first.state_dict()))
+                if taken == 0:  # nothing of the epoch is read: it is the new size's
+                    fresh.set_epoch(epoch)
+                    second.load_state_dict(state, allow=("batch_size",))
+                    assert list(second) == list(fresh)
+                    continue
+                second.load_state_dict(state, allow=("batch_size",))
+                assert second.state_dict()["nodes"]["file_reader"] == state["nodes"]["file_reader"]
+                rest = list(second)
+                check_rest(read + samples_in(rest), due, policy, options, 11)
+                assert policy == "PARTIAL" or {len(batch) for batch in rest} <= {new}
+                assert list(second) == following  # and from the next epoch on it is the new size's
+                # A chain: a batch of the new size, and the rest in the old one.
+                second.load_state_dict(state, allow=("batch_size",))
+                read += samples_in(itertools.islice(second, 1))
+                third.load_state_dict(second.state_dict(), allow=("batch_size",))
+                check_rest(read + samples_in(third) if third.position.epoch == epoch else read, due, policy, options, 11)
+
+
+def check_rest(found, due, policy, options, count):
+    """Every sample of the epoch in its order, up to what is left out or filled up at the end."""
+    if policy == "PARTIAL":
+        assert found == due
+    elif policy == "DROP":
+        common = min(len(found), len(due))
+        assert found[:common] == due[:common]
+        assert len(found) <= count // options["num_shards"]
+    elif options["pad_last_batch"]:
+        longer = due + due[-1:] * len(found)
+        assert found == longer[: len(found)]
+        assert len(found) >= -(-count // options["num_shards"])
+    else:
+        assert found[: len(due)] == due[: len(found)]
+        assert set(found) >= set(due) or len(found) < len(due)
+
+
+def test_another_batch_size_is_to_be_allowed_and_then_is(loader):
+    one = loader(2)
+    next(iter(one))
+    other = loader(3)
+    with pytest.raises(StateMismatchError, match="batch_size: saved 2, here 3") as caught:
+        other.load_state_dict(one.state_dict())
+    assert len(caught.value.differences) == 1
+    assert "allow=('batch_size',)" in caught.value.differences[0].remedy
+    other.load_state_dict(one.state_dict(), allow=("batch_size",))
+    assert next(iter(other)) == [2, 3, 4]
+
+
+@pytest.mark.parametrize("pad", [False, True])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_reader_that_was_read_from_goes_on_in_whole_batches(reader, way, pad):
+    node = reader(7, pad_last_batch=pad, **WAYS[way])
+    seen = labels(itertools.islice(node, 3))
+    one = StatefulDataLoader(SeededBatcher(node, 2, collate_fn=labels))
+    batches = list(one)
+    assert {len(batch) for batch in batches} == {2}
+    assert sorted((seen + samples_in(batches))[:7]) == list(range(7))
+    fresh = StatefulDataLoader(SeededBatcher(reader(7, pad_last_batch=pad, **WAYS[way]), 2, collate_fn=labels))
+    fresh.set_epoch(1)
+    assert epochs(one) == epochs(fresh)
+
+
+def test_an_absurd_position_is_the_end_of_its_epoch(loader):
+    for pad in (False, True):
+        one = loader(2, num_shards=2, pad_last_batch=pad, **WAYS["random"])
+        state = one.state_dict()
+        state["nodes"]["file_reader"] |= {"consumed": 2**62, "buffer": "1/"}  # of another shard, so it is to be found out
+        one.load_state_dict(state)
+        assert list(one) == []
+        assert one.position.epoch == 1
+
+
 # What a state refuses.
 
 
@@ -311,7 +407,6 @@ def test_one_shard_s_state_serves_the_others(loader, way):
         ("random_shuffle", {}, {"random_shuffle": True}),
         ("initial_fill", WAYS["random"], {**WAYS["random"], "initial_fill": 5}),
         ("shuffle_after_epoch", {"shuffle_after_epoch": True}, {}),
-        ("batch_size", {"batch_size": 2}, {"batch_size": 3}),
         ("last_batch_policy", {}, {"policy": "PARTIAL"}),
         ("last_batch_policy", {"policy": "DROP"}, {"policy": "PARTIAL"}),
     ],
@@ -325,6 +420,16 @@ def test_changed_arguments_are_refused_by_name(loader, key, saved, now):
     assert other.state_dict() == before
 
 
+def test_another_position_than_the_buffer_s_is_refused(loader):
+    one = loader(**WAYS["random"])
+    next(iter(one))
+    state = one.state_dict()
+    for consumed in (3, 4, 14):
+        state["nodes"]["file_reader"]["consumed"] = consumed
+        with pytest.raises(StateMismatchError, match=r"file_reader\.buffer"):
+            loader(**WAYS["random"]).load_state_dict(state)
+
+
 def test_other_files_are_refused(folder):
     state = FileReader(folder, ["00", "01"]).state_dict()
     for files, labels in [(["00", "02"], None), (["01", "00"], None), (["00", "01"], [0, 2])]:
@@ -336,9 +441,10 @@ def test_other_files_are_refused(folder):
 @pytest.mark.parametrize(
     ("key", "damaged"),
     [
-        ("consumed", 3),
-        ("consumed", 14),
         ("consumed", -2),
+        ("consumed", "2"),
+        ("batch_size", 0),
+        ("batch_size", "2"),
         ("epoch", "1"),
         ("buffer", ""),
         ("buffer", "0/0/2"),
@@ -408,6 +514,18 @@ def test_an_empty_batch_costs_no_skip_of_its_model(reader):
     one = StatefulDataLoader(SeededBatcher(node, 2), last_batch_policy="PARTIAL")
     assert [batch.shape for batch in one] == [(1, 1), (2, 1), (0, 1)]
     assert one.stats()["skipped"] == 1
+
+
+def test_an_empty_batch_whose_model_is_left_out_is_an_empty_list(reader):
+    def fails_on_the_first_batch(item):
+        if item[1] < 2:
+            raise ValueError("bad")
+        return item[1]
+
+    node = SeededMapper(reader(9, num_shards=2), fails_on_the_first_batch, seed=1, max_skipped=2)
+    one = StatefulDataLoader(SeededBatcher(node, 2), last_batch_policy="PARTIAL")
+    assert same(list(one), [torch.tensor([[2], [3]], dtype=torch.int32), []])
+    assert one.stats()["skipped"] == 2
 
 
 def test_an_empty_batch_goes_through_the_nodes_above(reader):
