@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -209,8 +209,9 @@ class _Onwards:
 
     def __init__(self, source: Any) -> None:
         self._source = source
-        self._is_function = callable(source) and not inspect.isgeneratorfunction(source)
-        self.is_repeatable = inspect.isgeneratorfunction(source) or not (self._is_function or isinstance(source, Iterator))
+        makes_generators = _any_of(source, inspect.isgeneratorfunction)
+        self._is_function = callable(source) and not makes_generators
+        self.is_repeatable = makes_generators or not (self._is_function or isinstance(source, Iterator))
         """Whether an epoch can be begun anew."""
         self._items: Iterator[Any] | None = None
         self._error: Exception | None = None
@@ -264,7 +265,7 @@ def _takes_an_argument(source: object) -> bool:
             hint = "; of a dataset, give its __getitem__" if hasattr(source, "__getitem__") else ""
             raise TypeError(f"source must be callable or iterable, got {source!r:.80}{hint}")
         return False
-    if inspect.iscoroutinefunction(source) or inspect.isasyncgenfunction(source):
+    if _any_of(source, inspect.iscoroutinefunction, inspect.isasyncgenfunction):
         raise TypeError(f"source must not be async, got {source!r}")
     try:
         parameters = inspect.signature(source).parameters.values()
@@ -275,6 +276,14 @@ def _takes_an_argument(source: object) -> bool:
     if len(needed) > 1 or any(one.kind is one.KEYWORD_ONLY and one.default is one.empty for one in parameters):
         raise TypeError(f"source must take one argument or none, got {source!r}")
     takes = bool(places) or any(one.kind is one.VAR_POSITIONAL for one in parameters)
-    if takes and inspect.isgeneratorfunction(source):
+    if takes and _any_of(source, inspect.isgeneratorfunction):
         raise TypeError(f"a generator function takes no argument, got {source!r}")
     return takes
+
+
+def _any_of(source: Any, *kinds: Callable[[Any], bool]) -> bool:
+    """Whether it is a function of one of these kinds, or an object that is called as one."""
+    while isinstance(source, partial):
+        source = source.func
+    called = (source, type(source).__call__) if callable(source) else ()
+    return any(kind(one) for one in called for kind in kinds)

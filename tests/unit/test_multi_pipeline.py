@@ -352,6 +352,38 @@ def test_an_iterator_that_failed_raises_from_then_on(truth):
             next(steps)
 
 
+def lasting(info):
+    """Epochs of lengths of their own; what it is called with."""
+    if info.iteration >= (2, 0, 0, 3)[info.epoch_idx]:
+        raise StopIteration
+    return tuple(info)
+
+
+def test_an_epoch_may_be_empty():
+    loader = MultiPipelineLoader([ExternalSource(lasting, batch_info=True) for _ in range(2)])
+    expected = [[[(index, epoch)] * 2 for index in range(length)] for epoch, length in enumerate((2, 0, 0, 3))]
+    found = []
+    for epoch in range(4):
+        assert [one.epoch for one in loader.positions] == [epoch] * 2
+        resumed = MultiPipelineLoader([ExternalSource(lasting, batch_info=True) for _ in range(2)])
+        resumed.load_state_dict(loader.state_dict())
+        assert epochs(resumed, 4 - epoch) == expected[epoch:]
+        found.append(list(loader))
+    assert found == expected
+
+
+def test_an_epoch_that_is_empty_for_one_of_them():
+    nodes = [ExternalSource(lasting, batch_info=True), SamplerNode(SequentialSampler(2))]
+    loader = MultiPipelineLoader(nodes, allow="position")
+    assert [len(epoch) for epoch in epochs(loader, 3)] == [2, 0, 0]
+    assert [one.epoch for one in loader.positions] == [3, 3]
+    loader = MultiPipelineLoader(loader.loaders)
+    loader.set_epoch(1)
+    with pytest.raises(RuntimeError, match=re.escape("the epochs of pipelines [0] of 2 have fewer")):
+        list(loader)
+    assert places_of(loader) == [(1, 0), (1, 0)]
+
+
 def test_an_iterator_belongs_to_its_epoch(truth):
     loader = MultiPipelineLoader(shards())
     old = iter(loader)

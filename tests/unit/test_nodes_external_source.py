@@ -241,11 +241,28 @@ class Dataset:
         return index
 
 
+class Generating:
+    def __call__(self):
+        yield from (1, 2, 3)
+
+
+class GeneratingFrom:
+    def __call__(self, index):
+        yield index
+
+
+class Asynchronous:
+    async def __call__(self, index):
+        return index
+
+
 ONWARDS = {
     "iterable": (lambda: [1, 2, 3], [[1, 2, 3], [1, 2, 3], [1, 2, 3]]),
     "iterator": (lambda: iter([1, 2, 3]), [[1, 2, 3], [], []]),
     "generator": (generated, [[1, 2, 3], [], []]),
     "generator function": (lambda: generated, [[1, 2, 3], [1, 2, 3], [1, 2, 3]]),
+    "object that is called as one": (Generating, [[1, 2, 3], [1, 2, 3], [1, 2, 3]]),
+    "part of one": (lambda: partial(generated_from, 3), [[3], [3], [3]]),
     "no argument": (Seven, [[6, 5, 4, 3, 2, 1, 0], [], []]),
 }
 
@@ -298,6 +315,39 @@ def test_an_error_of_a_generator_is_no_end():
         loader.close()
 
 
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_an_error_of_a_generator_s_first_item_is_no_end_either(error):
+    def broken():
+        raise error("broken")
+        yield
+
+    with pytest.warns(UserWarning, match="not captured"):
+        loader = StatefulDataLoader(ExternalSource(broken()))
+    with pytest.raises(error, match="broken"):
+        list(loader)
+    for _ in range(2):
+        loader.close()
+        with pytest.raises((ValueError, RuntimeError), match=r"broken|was interrupted"):
+            list(loader)
+
+
+def test_an_interrupt_in_a_function_of_no_argument_is_no_end():
+    given = iter([1, 2, KeyboardInterrupt(), 3, 4])
+
+    def read():
+        item = next(given)
+        if isinstance(item, KeyboardInterrupt):
+            raise item
+        return item
+
+    with pytest.warns(UserWarning, match="not captured"):
+        loader = StatefulDataLoader(ExternalSource(read))
+    found = []
+    with pytest.raises(KeyboardInterrupt):
+        found.extend(iter(loader))
+    assert list(loader) == [3, 4]
+
+
 def test_samples_that_can_be_read_only_onwards():
     """An end within a batch drops that, as for a function."""
     with pytest.warns(UserWarning, match="not captured"):
@@ -314,6 +364,9 @@ def test_samples_that_can_be_read_only_onwards():
         (lambda *, key: 0, {}, TypeError, "one argument or none"),
         (asynchronous, {}, TypeError, "source must not be async"),
         (generated_from, {}, TypeError, "a generator function takes no argument"),
+        (GeneratingFrom(), {}, TypeError, "a generator function takes no argument"),
+        (partial(GeneratingFrom()), {}, TypeError, "a generator function takes no argument"),
+        (Asynchronous(), {}, TypeError, "source must not be async"),
         (Dataset(), {}, TypeError, "give its __getitem__"),
         (three, {"batch": 1}, TypeError, "batch must be a bool, got 1"),
         (three, {"batch": False, "batch_info": True}, ValueError, "batch_info=True is for batch=True"),
@@ -324,7 +377,32 @@ def test_wrong_arguments(source, arguments, error, match):
         ExternalSource(source, **arguments)
 
 
-@pytest.mark.parametrize("source", [lambda index=0: three(index), lambda *places: three(*places), {0: 0, 1: 1, 2: 2}.__getitem__])
+class Reader:
+    def __call__(self, index=0):
+        return three(index)
+
+    def method(self, index):
+        return three(index)
+
+    @staticmethod
+    def static(index, *, key=1):
+        return three(index)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        lambda index=0: three(index),
+        lambda *places: three(*places),
+        {0: 0, 1: 1, 2: 2}.__getitem__,
+        Reader(),
+        Reader().method,
+        Reader.static,
+        partial(Reader().method),
+        partial(lambda factor, index: factor * three(index), 1),
+        int,
+    ],
+)
 def test_what_takes_an_argument(source):
     loader = StatefulDataLoader(ExternalSource(source))
     assert next(iter(loader)) == 0
