@@ -1,6 +1,6 @@
 """`python -m stateful_pipes`."""
 
-from stateful_pipes.cli import main
+from stateful_pipes.cli.main import main
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from stateful_pipes.cli import main
-from stateful_pipes.cli.demo import choose_kills, compare
+from stateful_pipes.cli.main import main
+from stateful_pipes.cli.demo_run import choose_kills, compare
 from stateful_pipes.cli.demo_training import CHECKPOINT, LOG
 
 SMALL = ["demo", "--epochs", "1", "--batch-size", "128"]  # 15 steps
@@ -47,7 +47,7 @@ def test_training_that_fails_is_no_verdict(tmp_path: Path, monkeypatch: pytest.M
 def test_missing_package_is_named_with_the_extra(
     package: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in [name for name in sys.modules if name.partition(".")[0] == package or name == "stateful_pipes.cli.demo"]:
+    for name in [name for name in sys.modules if name.partition(".")[0] == package or name == "stateful_pipes.cli.demo_run"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
     assert main(["demo"]) == 2
