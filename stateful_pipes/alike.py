@@ -1,4 +1,4 @@
-"""What several pipelines that are read together must have in common."""
+"""What is asked of several pipelines that are read together."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from stateful_pipes.loader import StatefulDataLoader
-from stateful_pipes.nodes.foreign import ForeignNode, walk_all
+from stateful_pipes.nodes.foreign import ForeignNode, as_node, walk_all
 
-__all__ = ["allowed", "check_alike"]
+__all__ = ["allowed", "check_alike", "loader_of"]
 
 _ALLOWABLE = ("unrestored", "position")
 
@@ -21,8 +21,15 @@ def allowed(allow: Collection[str]) -> frozenset[str]:
     return names
 
 
+def loader_of(pipeline: Any) -> StatefulDataLoader[Any]:
+    """The loader itself, or one over a pipeline; TypeError for a dataset, of which it is not known how it is to be read."""
+    return pipeline if isinstance(pipeline, StatefulDataLoader) else StatefulDataLoader(as_node(pipeline))
+
+
 def check_alike(loaders: Sequence[StatefulDataLoader[Any]]) -> None:
-    """Raises ValueError where batch sizes or readers differ, or two read the same shard."""
+    """Raises ValueError where batch sizes or readers differ, or two read the same shard or are the same."""
+    if len(set(map(id, loaders))) < len(loaders):
+        raise ValueError("a loader is given twice; each pipeline needs one of its own")
     told = [{"batch_size": loader.batch_size, **_reader_of(loader)} for loader in loaders]
     shards = [one.pop("shard_id", None) for one in told]
     for number, one in enumerate(told):

@@ -11,7 +11,7 @@ from typing import Any, Generic, Self, TypedDict, TypeVar
 from torchdata.nodes import BaseNode
 
 from stateful_pipes.agreement import failing_together
-from stateful_pipes.alike import allowed, check_alike
+from stateful_pipes.alike import allowed, check_alike, loader_of
 from stateful_pipes.checkpoint import dumps, held_in, write_atomically
 from stateful_pipes.errors import StateMismatchError
 from stateful_pipes.joint_step import Part, put_back, told
@@ -57,9 +57,9 @@ class MultiPipelineLoader(Generic[T_co]):
 
     Raises:
         ValueError: their batch sizes differ, or their readers' sizes, numbers of shards, padding, sticking or seeds of a shuffle,
-            or two read the same shard; as many checkpoints are not given; what `allow` does not name.
-        StateMismatchError: a state does not fit its pipeline. This error and any other one of a pipeline has a note with its
-            number.
+            or two read the same shard or are the same; as many checkpoints are not given; what `allow` does not name.
+        TypeError: one is neither a loader nor a pipeline, such as a dataset.
+        StateMismatchError: a state does not fit its pipeline. All errors of a pipeline have a note with its number.
 
     >>> from stateful_pipes import SamplerNode, SequentialSampler
     >>> shards = [SamplerNode(SequentialSampler(6), rank=rank, world_size=2) for rank in range(2)]
@@ -83,7 +83,7 @@ class MultiPipelineLoader(Generic[T_co]):
         self._ending: list[Part[T_co]] | None = None  # those that are still to leave the epoch of that step
         self._due: list[LoaderState] = []  # where all are to be put back, unless what moves them is completed
         try:
-            self.loaders += [one if isinstance(one, StatefulDataLoader) else StatefulDataLoader(one) for one in pipelines]
+            self.loaders += map(loader_of, pipelines)
             with self._moving():
                 for number, one in enumerate(self._given(checkpoint)):
                     if one is not None:

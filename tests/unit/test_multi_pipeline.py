@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dis
+import gc
 import itertools
 import json
 import re
 import sys
+import weakref
 
 import pytest
 
@@ -564,6 +566,55 @@ def test_readers_have_to_shuffle_alike_and_to_read_shards_of_their_own(folder):
         MultiPipelineLoader(readers(folder, *seeds, shuffle_after_epoch=True))
     with pytest.raises(ValueError, match=re.escape("a shard of its own, got shard_id [1, 1]")):
         MultiPipelineLoader(readers(folder, {"shard_id": 1}, {}))
+
+
+def test_each_is_a_loader_or_pipeline_of_its_own():
+    loader = StatefulDataLoader(SamplerNode(SequentialSampler(2)))
+    with pytest.raises(ValueError, match="given twice"):
+        MultiPipelineLoader([loader, loader])
+    with pytest.raises(TypeError, match="must be a torchdata node, got list"):
+        MultiPipelineLoader([[1, 2, 3], [4, 5, 6]])
+    assert list(loader) == [0, 1]
+
+
+def test_dropping_frees_all(truth):
+    loader = MultiPipelineLoader(shards(workers=1))
+    held = [weakref.ref(one) for one in (loader, *loader.loaders, *(one.pipeline for one in loader.loaders))]
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        steps = iter(loader)
+        assert next(steps) == truth[0][0]
+        del loader, steps
+        assert [one() for one in held] == [None] * 7
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def test_the_user_s_own_loads_within_a_step_that_failed_count(truth):
+    """As the error's remedy says for each: what was given is then not handed out."""
+    loader = MultiPipelineLoader(shards(fails=truth[0][1][1][0]))
+    with pytest.raises(ValueError, match="broken"):
+        list(loader)
+    other = MultiPipelineLoader(shards())
+    list(zip(range(2), other, strict=False))
+    for one, state in zip(loader.loaders, other.state_dict()["pipelines"].values(), strict=True):
+        one.load_state_dict(state)
+    assert loader.state_dict() == other.state_dict()
+    assert list(loader) == truth[0][2:]
+
+
+def test_what_was_given_in_a_step_that_failed_outlives_close(truth):
+    loader = MultiPipelineLoader(shards(fails=truth[0][3][1][0]))
+    found = []
+    with pytest.raises(ValueError, match="broken"):
+        found.extend(iter(loader))
+    before = loader.checkpoints()
+    loader.close()
+    loader.loaders[1].pipeline.sources[0].sources[0].map_fn.fails = None
+    assert loader.checkpoints() == before
+    assert list(loader) == truth[0][3:]
 
 
 def test_what_was_refused_is_free_again(folder):
