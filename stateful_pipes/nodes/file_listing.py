@@ -6,6 +6,7 @@ import ctypes
 import hashlib
 import os
 import re
+import stat
 from array import array
 from collections.abc import Sequence
 from typing import Final, NamedTuple
@@ -124,8 +125,8 @@ def _discovered(root: str, file_globs: list[bytes], dir_globs: list[bytes] | Non
     """The files in the folders of `root`, in byte order, labelled by the folder's number among those that match."""
     start = os.fsencode(root)
     with os.scandir(start) as entries:
-        # Links to folders are folders, as DALI has it.
-        names = [entry.name for entry in entries if entry.is_dir()]
+        # Links to folders are folders, as DALI has it. One that leads nowhere raises: without it, labels would be others.
+        names = [entry.name for entry in entries if stat.S_ISDIR(entry.stat().st_mode)]
     folders = sorted(name for name in names if dir_globs is None or _matches(name, dir_globs, flags))
     found = []
     for label, folder in enumerate(folders):

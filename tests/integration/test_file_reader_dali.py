@@ -169,6 +169,12 @@ def read_by_dali(arguments):
     return read, meta
 
 
+def read_by_us(arguments):
+    reader = FileReader(**arguments)
+    read = [(bytes(data.tolist()), label.tolist()) for data, label in StatefulDataLoader(reader)]
+    return read, reader.reader_meta()
+
+
 LISTINGS = {
     "folders": {"file_root": ""},
     "case": {"file_root": "", "case_sensitive_filter": True},
@@ -190,10 +196,60 @@ def test_files_and_labels_are_dali_s(tree, name):
     arguments = {
         key: os.path.join(tree, value) if key in ("file_root", "file_list") else value for key, value in LISTINGS[name].items()
     }
-    reader = FileReader(**arguments)
-    found = [(bytes(data.tolist()), label.tolist()) for data, label in StatefulDataLoader(reader)]
-    assert (found, reader.reader_meta()) == read_by_dali(arguments)
-    assert found
+    assert read_by_us(arguments) == read_by_dali(arguments)
+
+
+LINES = {
+    "carriage returns": b"top.jpg 3\r\nc/z.jpg 4\r\n",
+    "no last newline": b"top.jpg 3\nc/z.jpg 4",
+    "tabs": b"top.jpg\t3\nc/z.jpg \t\t4 \t\n",
+    "other white space": b"top.jpg\x0b3\nc/z.jpg\x0c4\x0b\n",
+    "spaces in names": b"c/a b.jpg 3\nc/a b.jpg  4\n",
+    "blank lines": b"\n \n\ntop.jpg 3\n\t\r\n\n",
+    "beyond ASCII": "B/é.jpg 2\n".encode(),
+    "zeros": b"top.jpg 007\nc/z.jpg 00000000000000000000003\n",
+    "largest": b"top.jpg 2147483647\n",
+    "digits in names": b"7 5\n5 5 7\n",
+    "twice": b"top.jpg 1\n./top.jpg 2\ntop.jpg 1\n",
+    "a link": b"z/y.png 4\n",
+}
+
+
+REFUSED_LINES = [
+    *(b"top.jpg", b"top.jpg -3", b"top.jpg +3", b"top.jpg 3.5", b"top.jpg 0x3", b"top.jpg 1_0", b"top.jpg, 1 #", b" 3", b"7"),
+    *(b"top.jpg 3 4", b"  top.jpg 3", b"\ttop.jpg 3", b"'top.jpg' 3", b"\xef\xbb\xbftop.jpg 3", b"# top.jpg 3", b"top.jpg3"),
+    *(b"top.jpg 3\rc/z.jpg 4", b"c/z.jpg\x005", b"top.jpg\xc2\xa03", "top.jpg \u0663".encode(), b"missing 3", b"", b" \r"),
+]
+GLOBS = [
+    *("*", "?.jpg", "[xz].jpg", "[!z].*", "[a-c]*", "*.Jpg", "z.jpg", "*z*", ".*", "*.jp[eg]", "[[:upper:]]*", "[z-a]*", "[x"),
+    *("É.jpg", "?.jp?", "??.jpg", "x.{JPG,png}", "@(x|z).jpg", "a/*", "*/*", "", ".", "*\\", "\\*.jpg", "[.]hid.jpg", "* *"),
+]
+
+
+def test_lines_are_dali_s(tree):
+    (tree / "7").write_text("seven")
+    (tree / "5 5").write_text("five")
+    for name, lines in LINES.items():
+        (tree / "lines").write_bytes(lines)
+        arguments = {"file_list": str(tree / "lines")}
+        assert read_by_us(arguments) == read_by_dali(arguments), name
+
+
+def test_lines_that_dali_refuses_are_refused(tree):
+    """Some when the list is read, some when the file is not there."""
+    for line in REFUSED_LINES:
+        (tree / "lines").write_bytes(line + b"\n")
+        for read, errors in [(read_by_us, (ValueError, OSError)), (read_by_dali, RuntimeError)]:
+            with pytest.raises(errors):
+                print(read({"file_list": str(tree / "lines")}), line)
+
+
+@pytest.mark.parametrize("is_sensitive", [False, True])
+@pytest.mark.parametrize(("key", "other"), [("file_filters", "y.*"), ("dir_filters", "c")])
+def test_globs_are_dali_s(tree, key, other, is_sensitive):
+    for glob in GLOBS:
+        arguments = {"file_root": str(tree), key: [glob, other], "case_sensitive_filter": is_sensitive}
+        assert read_by_us(arguments) == read_by_dali(arguments), glob
 
 
 @pytest.mark.parametrize(
@@ -209,6 +265,8 @@ def test_files_and_labels_are_dali_s(tree, name):
         {"files": ["a"], "dir_filters": []},
         {"file_root": ".", "file_filters": ["*.gif"]},
         {"file_root": "missing"},
+        {"file_root": "broken"},
+        {"file_root": "broken", "dir_filters": ["good"]},
         {"file_list": "missing"},
         {"file_list": "bad.txt"},
         {"files": ["a"], "num_shards": 2},
@@ -219,6 +277,9 @@ def test_files_and_labels_are_dali_s(tree, name):
 )
 def test_what_dali_refuses_is_refused(tree, monkeypatch, arguments):
     (tree / "bad.txt").write_text("top.jpg\n")
+    (tree / "broken/good").mkdir(parents=True)
+    (tree / "broken/good/a.jpg").write_text("a")
+    (tree / "broken/bad").symlink_to("nowhere")
     monkeypatch.chdir(tree)
     with pytest.raises((ValueError, OSError)):
         FileReader(**arguments)

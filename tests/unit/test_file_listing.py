@@ -168,6 +168,15 @@ def test_a_label_that_is_too_large(tmp_path):
         listed(file_list=tmp_path / "list.txt")
 
 
+def test_a_link_that_leads_nowhere_is_an_error_where_labels_depend_on_it(tree):
+    (tree / "c/nowhere.jpg").symlink_to(tree / "missing")
+    assert listed(tree, filters="nowhere.*") == [("c/nowhere.jpg", 4)]  # its error comes when it is read
+    (tree / "b2").symlink_to(tree / "missing")
+    for dirs in (None, "a"):
+        with pytest.raises(FileNotFoundError, match="b2"):
+            listed(tree, dirs=dirs)
+
+
 def test_nothing_found(tree):
     (tree / "list.txt").write_text("\n")
     with pytest.raises(ValueError, match=r"no files found in .*list.txt"):
