@@ -105,7 +105,7 @@ def _common(top: NodeContract, state: Any, world_size: int) -> dict[str, Any]:
     """What has to be equal on all ranks, flat. Never an error: the others would wait for this rank in vain."""
     own = _own(top, world_size)
     left_out = {f"{node.name}.{key}" for node in walk(top) for key, rule in node.rules().items() if rule is tally}
-    left_out |= {"library", "versions"} | ({"epoch"} if top.name in own else set())
+    left_out |= {"library", "versions", "batch"} | ({"epoch"} if top.name in own else set())
     try:
         found = {key: value for key, value in state.items() if key != "nodes"}
         for name, entry in state.get("nodes", {}).items():

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 from stateful_pipes.caught import add_note
-from stateful_pipes.contract import walk
 from stateful_pipes.loader import StatefulDataLoader
 from stateful_pipes.pipeline_state import load, state_at
 from stateful_pipes.state import LoaderState
-from stateful_pipes.ticket import Mark
+from stateful_pipes.stream import Place
 from stateful_pipes.view import Position
 
-__all__ = ["Part", "put_back", "told"]
+__all__ = ["Part", "end_together", "put_back", "told"]
 
 T = TypeVar("T")
 
@@ -29,16 +28,16 @@ class Part(Generic[T]):
     def __init__(self, loader: StatefulDataLoader[T]) -> None:
         self.loader = loader
         self._root = loader.pipeline
-        stream = self._root.stream
-        self._generation, self._batch, self._skipped = stream.generation, stream.batch, stream.skipped
-        self._before = self._root.consumed()
-        self._after: Mark | None = None
+        self._generation = self._root.stream.generation
+        self._before = self._root.place()
+        self._after: Place | None = None
+        self._is_leaving = False
         self.given: list[T] = []
 
     @property
     def epoch(self) -> int:
         """The epoch that the step is of."""
-        return int(self._before[0])
+        return int(self._before.mark[0])
 
     def take(self, iterator: Iterator[T]) -> bool:
         """Takes the batch, if it has not been given yet; False where the epoch has ended."""
@@ -46,43 +45,52 @@ class Part(Generic[T]):
             for batch in iterator:
                 self.given = [batch]  # nothing is called since the commit, so in CPython no interrupt comes between
                 break
-            self._after = self._root.consumed()
+            self._after = self._root.place()
         return bool(self.given)
 
     @property
     def is_moved(self) -> bool:
-        """Whether the pipeline was moved or loaded since, by itself. A mark that was committed stays the same object."""
-        here = self._root.consumed()
-        if here is self._before or here is self._after or (self.given and self._after is None):
+        """Whether the pipeline was moved or loaded since, by itself. A place that was committed stays the same object."""
+        here = self._root.place()
+        if here is self._before or here is self._after or self._is_leaving or (self.given and self._after is None):
             return False
         return self._after is not None or self._root.stream.generation != self._generation
 
     @property
     def is_astray(self) -> bool:
         """Whether the pipeline has gone on without a batch: past an empty epoch, or an iterator of another class lost it."""
-        return not self.given and self._root.consumed() is not self._before
+        return not self.given and self._root.place() is not self._before
 
     def state(self) -> LoaderState:
         """The pipeline's state before the step."""
-        state = state_at(self._root, self._before)
-        state["batch"] = self._batch
-        for node in walk(self._root):
-            if node.max_skipped:
-                state["nodes"][node.name]["skipped"] = self._skipped.get(node.name, 0)
-        return state
+        return state_at(self._root, self._before)
 
     def position(self) -> Position:
         """Its position before the step."""
         here = self.loader.position
-        epoch, consumed, *_ = self._before
-        return here._replace(epoch=epoch, batch=self._batch, consumed=consumed, delivered=here.delivered - len(self.given))
+        (epoch, consumed, *_), batch, _ = self._before
+        return here._replace(epoch=epoch, batch=batch, consumed=consumed, delivered=here.delivered - len(self.given))
 
-    def leave_epoch(self) -> None:
-        """Goes to the start of the epoch after the step's, without the batch."""
+    @property
+    def has_ended(self) -> bool:
+        """Whether its epoch ends with this step."""
+        return bool(self._root.consumed()[0] != self.epoch)
+
+    def leave_epoch(self, *, with_batch: bool) -> None:
+        """Goes to the start of the epoch after the step's; the batch counts as consumed, or not."""
+        self._is_leaving = True
         stream = self._root.stream
-        stream.skipped = self._skipped
-        if self._root.consumed()[0] == self.epoch:
+        if not with_batch:
+            stream.skipped = self._before.skipped
+        if not self.has_ended:
             stream.next_epoch(self._root)
+
+
+def end_together(parts: Sequence[Part[T]]) -> None:
+    """Where the epoch of one ends with this step, the others leave theirs with it, so that the state already says so."""
+    if any(part.has_ended for part in parts):
+        for part in parts:
+            part.leave_epoch(with_batch=True)
 
 
 def put_back(loader: StatefulDataLoader[T], state: LoaderState) -> None:

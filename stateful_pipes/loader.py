@@ -199,7 +199,7 @@ class StatefulDataLoader(PipelineView, Generic[T_co]):
             ResumableModeRequiredError: the loader was made with `resumable=False`.
         """
         self._require_resumable("a state")
-        return state_at(self._root, self._root.consumed())
+        return state_at(self._root, self._root.place())
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *, allow: Collection[str] = ()) -> None:
         """Goes to a saved position; worker processes live on, older iterators become invalid.

@@ -16,7 +16,7 @@ from stateful_pipes.pipeline_state import ALLOW, load, state_at
 from stateful_pipes.rng import preserved
 from stateful_pipes.samplers.order import check_epoch
 from stateful_pipes.skips import Skip, admitted
-from stateful_pipes.stream import Stream
+from stateful_pipes.stream import Place, Stream
 from stateful_pipes.ticket import Mark
 
 __all__ = ["Node"]
@@ -124,9 +124,9 @@ class Node(NodeContract, BaseNode[T_co]):
 
     def get_state(self) -> dict[str, Any]:
         """The state of this node and all below it, after the last item that was consumed."""
-        mark = self.consumed()
-        state = state_at(self, mark)
-        if self._pass_epoch == mark[0] - 1 and self.at_start(mark):
+        place = self.place()
+        state = state_at(self, place)
+        if self._pass_epoch == place.mark[0] - 1 and self.at_start(place.mark):
             state["epoch"] -= 1  # its end is still to be told
         return cast("dict[str, Any]", state)
 
@@ -166,6 +166,11 @@ class Node(NodeContract, BaseNode[T_co]):
         if parent is None:
             return self.stream.committed(self)
         return parent.parts(parent.consumed())[parent.sources.index(self)]
+
+    def place(self) -> Place:
+        """How far the top of its pipeline has consumed this node; of a node within, its batches are not counted."""
+        reader = self.reader()
+        return reader.place(self) if reader is self.stream else Place(self.consumed(), 0, reader.skipped)
 
     def reader(self) -> Stream:
         """The stream through which this node's items are consumed."""

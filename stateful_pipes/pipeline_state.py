@@ -10,6 +10,7 @@ from stateful_pipes.contract import NodeContract, walk
 from stateful_pipes.errors import Difference, StateMismatchError
 from stateful_pipes.fields import Scalar, ruled
 from stateful_pipes.state import LoaderState, envelope, validate
+from stateful_pipes.stream import Place
 from stateful_pipes.ticket import Mark
 
 __all__ = ["ALLOW", "check", "load", "state_at"]
@@ -21,15 +22,14 @@ ALLOW: ContextVar[Collection[str]] = ContextVar("allow", default=())
 _Entries = Mapping[str, Mapping[str, Any]]
 
 
-def state_at(node: NodeContract, mark: Mark) -> LoaderState:
-    """The state of this node and all below it at `mark`."""
+def state_at(node: NodeContract, place: Place) -> LoaderState:
+    """The state of this node and all below it at `place`."""
     entries: dict[str, dict[str, Scalar]] = {}
-    _collect(node, mark, entries)
-    skipped = node.reader().skipped
+    _collect(node, place.mark, entries)
     for below in walk(node):
         if below.max_skipped:
-            entries[below.name]["skipped"] = skipped.get(below.name, 0)
-    return envelope(mark[0], node.stream.batch, entries)
+            entries[below.name]["skipped"] = place.skipped.get(below.name, 0)
+    return envelope(place.mark[0], place.batch, entries)
 
 
 def check(top: NodeContract, state: Mapping[str, Any], allow: Collection[str] = ()) -> None:
@@ -52,7 +52,9 @@ def load(top: NodeContract, state: Mapping[str, Any], allow: Collection[str] = (
         before = top.stream.last(top)
         current = state_at(top, before)["nodes"]
         valid, mark = _checked(top, state, allow, current)
-        _take_over(top, valid["nodes"], mark, valid.get("batch", 0), allow, before, current)
+        nodes = valid["nodes"]
+        skipped = {node.name: int(nodes[node.name].get("skipped", 0)) for node in walk(top) if node.max_skipped}
+        _take_over(top, nodes, Place(mark, valid.get("batch", 0), skipped), allow, before, current)
         return valid["epoch"]
 
 
@@ -68,13 +70,7 @@ def _checked(top: NodeContract, state: Mapping[str, Any], allow: Collection[str]
 
 
 def _take_over(
-    top: NodeContract,
-    saved: _Entries,
-    mark: Mark,
-    batch: int,
-    allow: Collection[str],
-    before: Mark,
-    current: _Entries,
+    top: NodeContract, saved: _Entries, place: Place, allow: Collection[str], before: Place, current: _Entries
 ) -> None:
     """Adopts the entries and moves there. Where that fails, the nodes are as they were, or the position is known to be lost."""
     stream = top.stream
@@ -82,10 +78,9 @@ def _take_over(
     was_lost, stream.lost = stream.lost, "a load was cut short"
     try:
         _adopt(top, saved)
-        stream.relocate(top, mark, batch)
+        stream.relocate(top, place)
         if allow:
             stream.remark(top)
-        stream.skipped = {node.name: int(saved[node.name].get("skipped", 0)) for node in walk(top) if node.max_skipped}
     except BaseException:
         _adopt(top, current)
         if stream.last(top) is before:  # else it has arrived, and under the wrong seeds

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from stateful_pipes.caught import brief
 from stateful_pipes.errors import ConcurrentUseError, IteratorInvalidError, LoaderFailedError
@@ -13,11 +13,25 @@ from stateful_pipes.pulled import Pullable, Pulled, Runnable, Steppable, looked_
 from stateful_pipes.skips import LEFT_OUT
 from stateful_pipes.ticket import EpochEnd, Mark
 
-__all__ = ["Stream"]
+__all__ = ["Place", "Stream"]
+
+
+class Place(NamedTuple):
+    """How far a stream was consumed; it is replaced as a whole.
+
+    Attributes:
+        mark: The node's, after the last item.
+        batch: Items of the mark's epoch, those left out whole too.
+        skipped: Samples that were left out so far, by node.
+    """
+
+    mark: Mark
+    batch: int
+    skipped: Mapping[str, int]
 
 
 class Stream:
-    """The committed mark of a pipeline and the one item pulled ahead of it.
+    """The committed place of a pipeline and the one item pulled ahead of it.
 
     It belongs to the node at the top but never refers to it (methods take the node), so that dropping a pipeline frees
     it at once. The item ahead is pulled, not run: it tells whether the epoch ends, so that with its last item committed
@@ -27,9 +41,8 @@ class Stream:
     def __init__(self) -> None:
         self.generation = 0
         self.delivered = 0
-        self.batch = 0  # items of the committed epoch that are consumed, those left out whole too
-        self.skipped: Mapping[str, int] = {}  # samples that were left out of what was handed out, by node
-        self._committed: Mark | None = None
+        self._place: Place | None = None
+        self._skipped: Mapping[str, int] = {}  # until there is a place
         self._ahead: Pulled | None = None
         self._astray = False  # the node no longer stands right behind what is pulled ahead
         self.lost = ""  # why it is not known what was consumed
@@ -40,7 +53,11 @@ class Stream:
         self._inside: dict[str, tuple[int]] = {}
 
     def committed(self, node: Pullable) -> Mark:
-        """The mark after the last item that was handed out.
+        """The mark after the last item that was handed out; raises as `place` does."""
+        return self.place(node).mark
+
+    def place(self, node: Pullable) -> Place:
+        """How far the stream was consumed.
 
         Raises:
             LoaderFailedError: it is not known; only another load helps.
@@ -49,11 +66,22 @@ class Stream:
             raise LoaderFailedError(self.lost, remedy="Load a state; close() is no help")
         return self.last(node)
 
-    def last(self, node: Pullable) -> Mark:
-        """The mark that was committed last, whether it is to be trusted or not."""
-        if self._committed is None:
-            self._committed = node.mark()
-        return self._committed
+    def last(self, node: Pullable) -> Place:
+        """The place that was committed last, whether it is to be trusted or not."""
+        if self._place is None:
+            self._place = Place(node.mark(), 0, self._skipped)
+        return self._place
+
+    @property
+    def skipped(self) -> Mapping[str, int]:
+        """Samples that were left out of what was handed out, by node."""
+        return self._skipped if self._place is None else self._place.skipped
+
+    @skipped.setter
+    def skipped(self, counts: Mapping[str, int]) -> None:
+        self._skipped = counts
+        if self._place is not None:
+            self._place = self._place._replace(skipped=counts)
 
     def take(self, node: Runnable, epoch: int, generation: int) -> Any:
         """Hands out the next item of `epoch` and commits its mark.
@@ -69,10 +97,9 @@ class Stream:
             self._enter(mine)
             while True:
                 self._check_turn(node, epoch, generation)
-                item, following, mark, skipped = self._run_next(node)
-                batch = self.batch + 1 if mark[0] == epoch else 0
+                item, following, place = self._run_next(node)
                 # The commit. No line from here on is a call, so in CPython no interrupt comes before a for loop has the item.
-                self._ahead, self._committed, self.batch, self.skipped, self._astray = following, mark, batch, skipped, False
+                self._ahead, self._place, self._astray = following, place, False
                 if generation != self.generation:  # closed by another thread meanwhile
                     self._ahead, self._astray = None, True
                 if item is not LEFT_OUT:
@@ -92,15 +119,15 @@ class Stream:
         if self.committed(node)[0] != epoch:
             raise StopIteration
 
-    def _run_next(self, node: Runnable) -> tuple[Any, Pulled | None, Mark, Mapping[str, int]]:
-        """The next item; and what is pulled ahead, committed and left out once that is consumed."""
+    def _run_next(self, node: Runnable) -> tuple[Any, Pulled | None, Place]:
+        """The next item; and what is pulled ahead, and where the stream stands, once that is consumed."""
         generation = self.generation
         self.settle(node)
-        current = self._ahead
+        here, current = self.last(node), self._ahead
         self._ahead, self._astray = None, True
         current = current or pull_one(node)
         if current.is_end:
-            self._committed, self.batch, self._astray = current.mark, 0, False
+            self._place, self._astray = Place(current.mark, 0, here.skipped), False
             raise StopIteration
         try:
             if current.error is not None:
@@ -109,11 +136,11 @@ class Stream:
             item, skips = current.ready or run_one(node, current.ticket or ())
             if node.ends_in_run:
                 following = looked_at(node, following, current.mark)
-            skipped = node.admit(skips) if skips else self.skipped
+            skipped = node.admit(skips) if skips else here.skipped
         except Exception as error:
             if isinstance(error, EpochEnd) and generation == self.generation:
                 node.next_epoch(current.mark)
-                self._committed, self.batch, self._astray = node.mark(), 0, False
+                self._place, self._astray = Place(node.mark(), 0, here.skipped), False
                 raise StopIteration from None
             if generation != self.generation:  # closed or moved by another thread meanwhile
                 raise IteratorInvalidError(remedy="Call iter() again") from error
@@ -122,8 +149,8 @@ class Stream:
         if generation != self.generation:  # closed by the sample itself, or by another thread
             raise IteratorInvalidError(remedy="Call iter() again")
         if following.is_end:
-            return item, None, following.mark, skipped
-        return item, following, current.mark, skipped
+            return item, None, Place(following.mark, 0, skipped)
+        return item, following, Place(current.mark, here.batch + 1, skipped)
 
     @property
     def failed(self) -> bool:
@@ -134,7 +161,7 @@ class Stream:
         """Puts the node right behind the committed item or the one ahead, if an error or a close has led it astray."""
         if self._astray:
             self._ahead = None  # what an interrupt may have left between two assignments
-            node.seek(self.last(node))
+            node.seek(self.last(node).mark)
             self._astray = False
 
     def check(self) -> None:
@@ -154,26 +181,26 @@ class Stream:
         finally:
             self._leave(mine)
 
-    def move(self, node: Pullable, mark: Mark, batch: int = 0, ends: bool = False) -> None:
-        """Goes to another mark; what was pulled ahead is dropped, and older iterators become invalid or, with `ends`, end.
+    def move(self, node: Pullable, mark: Mark, ends: bool = False) -> None:
+        """Goes to the start of an epoch; what was pulled ahead is dropped, older iterators become invalid or, with `ends`, end.
 
         If the node refuses the mark it is led back to the committed one, and nothing has changed.
         """
         with self.entered():
-            self.relocate(node, mark, batch, ends)
+            self.relocate(node, Place(mark, 0, self.skipped), ends)
 
-    def relocate(self, node: Pullable, mark: Mark, batch: int = 0, ends: bool = False) -> None:
-        """What `move` does, for one who has entered."""
-        self._committed = self.last(node)
+    def relocate(self, node: Pullable, place: Place, ends: bool = False) -> None:
+        """What `move` does, to any place, for one who has entered."""
+        self.last(node)
         self._ahead, self._astray = None, True
-        node.seek(mark)
+        node.seek(place.mark)
         self._drop(ends)
-        self._committed, self.batch = mark, batch
+        self._place = place
         self._astray = False
 
     def remark(self, node: Pullable) -> None:
         """Takes the committed mark anew from where the node stands, which has taken over other arguments than the mark's."""
-        self._committed = node.mark()
+        self._place = self.last(node)._replace(mark=node.mark())
 
     def next_epoch(self, node: Steppable) -> None:
         """Leaves the epoch for the start of the next one, which a foreign source alone may know."""
@@ -185,7 +212,7 @@ class Stream:
     def arrive(self, mark: Mark) -> None:
         """Commits the mark where the node already stands, as after a foreign source was reset."""
         self._drop()
-        self._committed, self.batch = mark, 0
+        self._place = Place(mark, 0, self.skipped)
         self._astray = False
 
     def close(self, node: Pullable) -> None:

@@ -47,9 +47,8 @@ class PipelineView:
     @property
     def position(self) -> Position:
         """How far the training loop has come, whatever is prefetched."""
-        epoch, consumed, *_ = self._root.consumed()
-        stream = self._root.stream
-        return Position(epoch, stream.batch, consumed, stream.delivered, self._prefetched)
+        (epoch, consumed, *_), batch, _ = self._root.place()
+        return Position(epoch, batch, consumed, self._root.stream.delivered, self._prefetched)
 
     def __len__(self) -> int:
         """Batches in a full epoch on this rank (of a `FileReader`: in the current one); TypeError where that is not known."""
@@ -78,7 +77,7 @@ class PipelineView:
 
     def describe(self) -> str:
         """The pipeline from the source up, a line each node with what its state holds."""
-        entries = state_at(self._root, self._root.consumed())["nodes"]
+        entries = state_at(self._root, self._root.place())["nodes"]
         lines = []
         for node in walk(self._root):
             entry = entries.get(node.name, {})

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from stateful_pipes.cli.main import main
 from stateful_pipes.cli.demo_run import choose_kills, compare
 from stateful_pipes.cli.demo_training import CHECKPOINT, LOG
+from stateful_pipes.cli.main import main
 
 SMALL = ["demo", "--epochs", "1", "--batch-size", "128"]  # 15 steps
 

@@ -200,6 +200,7 @@ def test_typed_dicts_have_their_fields():
         "library",
         "versions",
         "epoch",
+        "batch",
         "nodes",
     }
     assert set(typing.get_type_hints(stateful_pipes.SamplerState)) >= {"type", "length", "epoch", "consumed", "seed"}

@@ -222,3 +222,12 @@ def test_length_is_a_full_epoch_s(batch_size, drop_last):
     assert len(loader) == len(list(loader))
     next(iter(loader))
     assert len(loader) == len(DataLoader(DATASET, batch_size=batch_size, drop_last=drop_last))
+
+
+def test_batches_are_counted_at_the_top_alone():
+    node = SamplerNode(SequentialSampler(9))
+    next(node)
+    loader = StatefulDataLoader(SeededBatcher(node, 2))
+    next(iter(loader))
+    assert (node.get_state()["batch"], node.get_state()["nodes"]["sampler_node"]["consumed"]) == (0, 3)
+    assert loader.state_dict()["batch"] == 1
