@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import pickle
+import signal
 
 import pytest
 import torch
@@ -246,6 +248,53 @@ def test_every_cut_resumes_with_workers(loader, way):
             found += list(resumed)
         assert found == whole[read:]
     resumed.close()
+
+
+class KilledOnce:
+    """The label; some samples kill the first process that gets to them."""
+
+    def __init__(self, folder):
+        self.folder = str(folder)
+
+    def __call__(self, item):
+        label = item[1].item()
+        if label % 4 == 1:
+            try:
+                os.close(os.open(os.path.join(self.folder, str(label)), os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                return label
+            os.kill(os.getpid(), signal.SIGKILL)
+        return label
+
+
+@pytest.mark.parametrize("way", ["random", "shuffled"])
+def test_killed_workers_cost_no_sample(reader, tmp_path, way):
+    options = {"num_shards": 2, "shard_id": 1, "pad_last_batch": True, **WAYS[way]}
+
+    def make(batch_size, workers, killed):
+        node = SeededMapper(reader(23, **options), KilledOnce(killed) if workers else label_alone, seed=0)
+        batches = SeededBatcher(node, batch_size, collate_fn=list)
+        return StatefulDataLoader(ProcessPrefetcher(batches, workers, max_restarts=9), last_batch_policy="PARTIAL")
+
+    plain = epochs(make(2, 0, None))
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+    with make(2, 2, tmp_path / "one") as killed:
+        found = [list(itertools.islice(killed, 3))]
+        state = json.loads(json.dumps(killed.state_dict()))
+        assert [*found[0], *killed] == plain[0]
+        assert killed.stats()["restarts"] > 0
+    with make(3, 2, tmp_path / "two") as resumed:  # in another batch size
+        resumed.load_state_dict(state, allow=("batch_size",))
+        assert samples_in([*found[0], *resumed]) == samples_in(plain[0])
+        other = make(3, 0, None)
+        other.set_epoch(1)
+        assert epochs(resumed, 2) == epochs(other, 2)
+        assert resumed.stats()["restarts"] > 0
+
+
+def label_alone(item):
+    return item[1].item()
 
 
 @pytest.mark.parametrize("policy", [None, "PARTIAL", "DROP"])
