@@ -128,8 +128,10 @@ def validate(state: object, nodes: Mapping[str, Mapping[str, Field]], allow: Col
     """
     if not isinstance(state, Mapping):
         raise StateMismatchError(f"a state is a mapping, got {type(state).__name__}; a path or bytes go to checkpoint=")
-    if state.keys() == {"sha256", "state"}:
+    if {"sha256", "state"} <= state.keys():
         raise StateMismatchError('this is the content of a checkpoint: pass the file as checkpoint=, or this["state"]')
+    if state.keys() == {"pipelines"}:
+        raise StateMismatchError("this is a state of a MultiPipelineLoader: load it into one, or one of its pipelines' here")
     if "format" not in state and ("_num_yielded" in state or "_snapshot" in state):
         raise StateMismatchError(
             "this is a state of torchdata's StatefulDataLoader. To move over, finish the epoch with the old loader, then "

@@ -26,7 +26,8 @@ class Position(NamedTuple):
     Attributes:
         epoch: The epoch.
         batch: Batches of it that were consumed on this rank: `tqdm(loader, initial=loader.position.batch)`.
-        consumed: Samples of it that were consumed, over all ranks; of a foreign source, its own items.
+        consumed: What was consumed of it by the count of the source: samples over all ranks of a `SamplerNode`, places of its
+            shard of a `FileReader`, items of an `ExternalSource` or a foreign node.
         delivered: Batches that this loader has handed out, over all epochs.
         prefetched: Batches that workers have or have made, and that were not handed out.
     """

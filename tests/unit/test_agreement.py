@@ -197,8 +197,8 @@ def test_an_empty_state_on_all_ranks_does_nothing(ranks):
     assert ranks.load(dealt, [{}] * 4) == [None] * 4
 
 
-def test_versions_of_libraries_may_differ(ranks, state):
-    other = {**state, "library": "0.0.9"}
+def test_what_says_nothing_of_the_position_may_differ(ranks, state):
+    other = {**state, "library": "0.0.9", "batch": state["batch"] + 1}
     assert ranks.load(dealt, [state, other, state, other]) == [None] * 4
 
 

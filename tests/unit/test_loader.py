@@ -910,3 +910,18 @@ def test_errors_of_a_loader_survive_pickling():
     copied = pickle.loads(pickle.dumps(caught.value))
     assert copied.differences == caught.value.differences
     assert str(copied) == str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("told", "remedy"),
+    [
+        (lambda loader: json.loads(loader.checkpoint()), "pass the file as checkpoint="),
+        (lambda loader: json.loads(loader.checkpoint(user={"step": 3})), "pass the file as checkpoint="),
+        (lambda loader: {"pipelines": {"0": loader.state_dict()}}, "a state of a MultiPipelineLoader"),
+    ],
+)
+def test_what_is_near_to_a_state_is_named_for_what_it_is(told, remedy):
+    loader = StatefulDataLoader(range(4))
+    with pytest.raises(StateMismatchError, match=remedy) as caught:
+        loader.load_state_dict(told(loader))
+    assert "\n" not in str(caught.value)
