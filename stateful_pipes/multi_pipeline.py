@@ -14,7 +14,7 @@ from stateful_pipes.agreement import failing_together
 from stateful_pipes.alike import allowed, check_alike, loader_of
 from stateful_pipes.checkpoint import dumps, held_in, write_atomically
 from stateful_pipes.errors import StateMismatchError
-from stateful_pipes.joint_step import Part, put_back, told
+from stateful_pipes.joint_step import Part, end_together, put_back, told
 from stateful_pipes.loader import StatefulDataLoader
 from stateful_pipes.state import LoaderState
 from stateful_pipes.view import Position
@@ -180,10 +180,9 @@ class MultiPipelineLoader(Generic[T_co]):
             StateMismatchError: it is not of as many pipelines.
         """
         pipelines = state_dict.get("pipelines") if isinstance(state_dict, Mapping) else None
-        numbers = list(map(str, range(len(self.loaders))))
-        if not isinstance(pipelines, Mapping) or set(pipelines) != set(numbers):
+        if not isinstance(pipelines, Mapping) or set(pipelines) != set(map(str, range(len(self.loaders)))):
             raise StateMismatchError(f"this is not a state of {len(self.loaders)} pipelines under 'pipelines'")
-        return [pipelines[number] for number in numbers]
+        return [pipelines[str(number)] for number in range(len(self.loaders))]
 
     @property
     def is_restored_from_checkpoint(self) -> bool:
@@ -221,11 +220,12 @@ class MultiPipelineLoader(Generic[T_co]):
             with told(number):
                 going_on[number] = going_on[number] and part.take(iterator)
         if all(going_on):
-            step = [part.given[0] for part in parts]
-            self._parts = []  # the commit: from here on nothing is called
+            if "position" in self._allow:
+                end_together(parts)
+            step, self._parts = [part.given[0] for part in parts], []  # the commit: after it nothing is called
             return step
+        ended = [number for number, goes_on in enumerate(going_on) if not goes_on]
         if any(going_on) and "position" not in self._allow:
-            ended = [number for number, goes_on in enumerate(going_on) if not goes_on]
             raise RuntimeError(f"the epochs of pipelines {ended} of {len(parts)} have fewer batches than the others'")
         self._ending = [part for part, goes_on in zip(parts, going_on, strict=True) if goes_on]
         self._settle()
@@ -242,7 +242,7 @@ class MultiPipelineLoader(Generic[T_co]):
             self._due = []
         if self._ending is not None:
             for part in self._ending:
-                part.leave_epoch()
+                part.leave_epoch(with_batch=False)
             self._parts, self._ending = [], None
         for number, part in enumerate(self._parts):
             if part.is_moved:

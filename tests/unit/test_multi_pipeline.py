@@ -211,6 +211,49 @@ def test_ctrl_c_at_any_moment_loses_no_step_and_repeats_none(start, close):
     assert at > 60
 
 
+def ragged(seed=1):
+    nodes = [SamplerNode(RandomSampler(length, seed=seed)) for length in (3, 2)]
+    return MultiPipelineLoader([*nodes, ExternalSource(lasting, batch_info=True)], allow="position")
+
+
+def test_ctrl_c_at_any_moment_leaves_every_epoch_its_steps():
+    """Also where one ends before the others, which then leave theirs, or is empty for one of them."""
+    whole = epochs(ragged(), 6)
+    assert [len(epoch) for epoch in whole] == [2, 0, 0, 2, 2, 0]
+    flat = [step for epoch in whole for step in epoch]
+    for at in itertools.count():
+        loader, found = ragged(), []
+        trace = InterruptedOnce(at, OURS)
+
+        def read(loader=loader, found=found):
+            for _ in range(3):
+                for step in loader:
+                    found.append(step)  # extend would lose what it was given
+
+        trace.around(read)
+        resumed = ragged(7)
+        resumed.load_state_dict(loader.state_dict())
+        for going_on in (resumed, loader):
+            rest = [step for _ in range(6) for step in going_on]
+            assert (found + rest)[: len(flat)] == flat, at
+        if not trace.came:
+            break
+    assert at > 100
+
+
+def test_a_resume_at_every_cut_where_epochs_end_together():
+    flat = [step for epoch in epochs(ragged(), 6) for step in epoch]
+    loader, read = ragged(), 0
+    for _ in range(5):
+        for step in loader:
+            assert step == flat[read]
+            read += 1
+            resumed = ragged(7)
+            resumed.load_state_dict(loader.state_dict())
+            assert [step for _ in range(6) for step in resumed][: len(flat) - read] == flat[read:]
+    assert read == len(flat) == 6
+
+
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_what_was_given_in_a_step_that_was_interrupted_is_read_once(rank):
     """So also what can be read only onwards loses nothing."""
@@ -356,7 +399,7 @@ def test_an_iterator_that_failed_raises_from_then_on(truth):
 
 def lasting(info):
     """Epochs of lengths of their own; what it is called with."""
-    if info.iteration >= (2, 0, 0, 3)[info.epoch_idx]:
+    if info.iteration >= (2, 0, 0, 3)[info.epoch_idx % 4]:
         raise StopIteration
     return tuple(info)
 
