@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import random
 from itertools import product
 
 import pytest
@@ -19,6 +20,7 @@ from nvidia.dali.plugin.pytorch import DALIGenericIterator
 
 EPOCHS = 3
 MOST = 11
+MANY = 90
 GRID = [
     (count, num_shards, shard_id, stick, pad, policy, batch_size)
     for count, num_shards, stick, pad, policy, batch_size in product(
@@ -39,6 +41,14 @@ def folder(tmp_path_factory):
     return path
 
 
+@pytest.fixture(scope="module")
+def many(tmp_path_factory):
+    path = tmp_path_factory.mktemp("many")
+    for number in range(MANY):
+        (path / f"{number:02}").write_bytes(bytes([number, 255 - number]))
+    return path
+
+
 @pipeline_def(num_threads=1, device_id=None, prefetch_queue_depth=1)
 def read_files(files, labels, arguments):
     data, label = fn.readers.file(files=files, labels=labels, name="reader", **arguments)
@@ -49,9 +59,9 @@ def files_of(folder, count):
     return [str(folder / f"{number:02}") for number in range(count)], [100 + number for number in range(count)]
 
 
-def of_dali(folder, case, by_hand=False):
+def of_dali(folder, case, by_hand=False, **way):
     count, num_shards, shard_id, stick, pad, policy, batch_size = case
-    arguments = {"num_shards": num_shards, "shard_id": shard_id, "stick_to_shard": stick, "pad_last_batch": pad}
+    arguments = {"num_shards": num_shards, "shard_id": shard_id, "stick_to_shard": stick, "pad_last_batch": pad, **way}
     pipeline = read_files(*files_of(folder, count), arguments, batch_size=batch_size)
     iterator = DALIGenericIterator(
         pipeline,
@@ -69,10 +79,11 @@ def of_dali(folder, case, by_hand=False):
     return lengths, epochs, pipeline.reader_meta("reader")
 
 
-def of_ours(folder, case, policy):
+def of_ours(folder, case, policy, **way):
     count, num_shards, shard_id, stick, pad, _, batch_size = case
     files, labels = files_of(folder, count)
-    reader = FileReader(None, files, labels, num_shards=num_shards, shard_id=shard_id, stick_to_shard=stick, pad_last_batch=pad)
+    cut = {"num_shards": num_shards, "shard_id": shard_id, "stick_to_shard": stick, "pad_last_batch": pad}
+    reader = FileReader(None, files, labels, **cut, **way)
     loader = StatefulDataLoader(SeededBatcher(reader, batch_size, seed=0), last_batch_policy=policy)
     lengths, epochs = [], []
     for _ in range(EPOCHS):
@@ -129,6 +140,38 @@ def test_all_batches_are_dali_s(folder, num_shards):
             assert of_ours(folder, case, case[5]) == expected, case
             if case[5] is LastBatchPolicy.FILL:
                 assert of_ours(folder, case, None) == expected, case
+
+
+def drawn(seed, cases):
+    """Cases beyond the grid: more files, more shards, larger batches, some of them larger than a shard."""
+    rng = random.Random(seed)
+    while cases:
+        count = rng.randint(1, rng.choice([20, MANY]))
+        num_shards = rng.randint(1, min(count, rng.choice([4, 30])))
+        batch_size = rng.randint(1, rng.choice([8, 2 * MANY]))
+        stick, pad = rng.random() < 0.5, rng.random() < 0.5
+        policy = rng.choice(list(LastBatchPolicy))
+        if policy is not LastBatchPolicy.DROP or count // num_shards >= batch_size:
+            cases -= 1
+            yield count, num_shards, rng.randrange(num_shards), stick, pad, policy, batch_size
+
+
+def test_larger_batches_are_dali_s(many):
+    for case in drawn(0, 60):
+        assert of_ours(many, case, case[5]) == of_dali(many, case), case
+
+
+SHUFFLES = [{"shuffle_after_epoch": True}] + [{"random_shuffle": True, "initial_fill": fill} for fill in (1, 3, 2 * MANY)]
+
+
+@pytest.mark.parametrize("way", SHUFFLES)
+def test_shuffled_batches_are_as_many_and_as_large_as_dali_s(many, way):
+    for count, num_shards, shard_id, stick, pad, policy, batch_size in drawn(1, 25):
+        case = (count, num_shards, shard_id, stick and "random_shuffle" in way, pad, policy, batch_size)
+        found, expected = of_ours(many, case, policy, **way), of_dali(many, case, **way)
+        for theirs, ours in zip(expected[1], found[1], strict=True):
+            assert [len(labels) for _, labels in ours] == [len(labels) for _, labels in theirs], case
+        assert (found[0], found[2]) == (expected[0], expected[2]), case  # lengths and reader_meta
 
 
 # What it reads.
