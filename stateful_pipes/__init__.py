@@ -10,8 +10,8 @@ The house, each room importing only from those above it:
     pipeline_state  node  nodes/
     prefetch/                                      worker processes
     checkpoint  sealed_file  checkpoint_manager    files
-    agreement  door  view  iterator                the top
-    loader  alike  joint_step  multi_pipeline  dataset
+    agreement  door  view  iterator  elsewhere     the top
+    moves  loader  alike  joint_step  multi_pipeline  dataset
     integrations/                                  other libraries' pipelines as nodes, each with an extra of its own
     training/                                      a whole training, paused and resumed
     testing/                                       what shows that a resume is exact

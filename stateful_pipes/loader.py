@@ -14,14 +14,13 @@ from torchdata.nodes import BaseNode
 
 from stateful_pipes.agreement import check_agreement, keeping_nobody_waiting
 from stateful_pipes.checkpoint import dumps, held_in, write_atomically
-from stateful_pipes.contract import walk
 from stateful_pipes.door import DatasetArguments, build, refuse_arguments
 from stateful_pipes.errors import NodeAttachedError, ResumableModeRequiredError
 from stateful_pipes.iterator import LoaderIterator
+from stateful_pipes.moves import PipelineMoves
 from stateful_pipes.node import Node
 from stateful_pipes.nodes.foreign import as_node
 from stateful_pipes.nodes.last_batch import set_last_batch_policy
-from stateful_pipes.nodes.plain_sampler import PlainSamplerNode
 from stateful_pipes.nodes.shards import LastBatchPolicy
 from stateful_pipes.pipeline_state import check, load, state_at
 from stateful_pipes.rng import GLOBAL_GENERATORS, Rng
@@ -35,7 +34,7 @@ T_co = TypeVar("T_co", covariant=True)
 _ALLOWABLE = ("batch_size", "world_size")
 
 
-class StatefulDataLoader(PipelineView, Generic[T_co]):
+class StatefulDataLoader(PipelineView, PipelineMoves, Generic[T_co]):
     """A data loader whose state of a few hundred bytes resumes the stream bit for bit.
 
     Two front doors: `StatefulDataLoader(node)` over a pipeline that you composed, whose seeds belong to its nodes; and
@@ -251,29 +250,6 @@ class StatefulDataLoader(PipelineView, Generic[T_co]):
     def is_restored_from_checkpoint(self) -> bool:
         """Whether a state was loaded, at construction or later."""
         return self._restored
-
-    def set_epoch(self, epoch: int) -> None:
-        """Goes to the start of `epoch`, dropping what was prefetched; nothing where that is the epoch of `position`.
-
-        Raises:
-            ResumableModeRequiredError: the pipeline has a foreign source, which alone knows its epochs.
-        """
-        self._root.refuse_loader(self)
-        self._root.set_epoch(epoch)
-        for node in walk(self._root):
-            if isinstance(node, PlainSamplerNode):
-                node.set_sampler_epoch(epoch)
-
-    def restart(self) -> None:
-        """Leaves an unfinished epoch and begins it anew; older iterators become invalid.
-
-        Raises:
-            ResumableModeRequiredError: as `set_epoch`.
-        """
-        self._root.refuse_loader(self)
-        mark = self._root.consumed()
-        if self._root.stream.failed or not self._root.at_start(mark):
-            self._root.stream.move(self._root, self._root.start(mark[0]))
 
     def close(self) -> None:
         """Ends the workers within about a second and makes iterators invalid; idempotent.

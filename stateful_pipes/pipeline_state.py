@@ -13,7 +13,7 @@ from stateful_pipes.state import LoaderState, envelope, validate
 from stateful_pipes.stream import Place
 from stateful_pipes.ticket import Mark
 
-__all__ = ["ALLOW", "check", "load", "state_at"]
+__all__ = ["ALLOW", "check", "load", "located", "state_at"]
 
 ALLOW: ContextVar[Collection[str]] = ContextVar("allow", default=())
 """Reaches the nodes of this library inside foreign ones, whose reset() has no way to pass it on."""
@@ -62,7 +62,7 @@ def _checked(top: NodeContract, state: Mapping[str, Any], allow: Collection[str]
     """The state, brought to this version, and its position."""
     rules = {node.name: node.rules() for node in walk(top)}
     valid = validate(state, {name: ruled(entry, rules[name]) for name, entry in current.items()}, allow)
-    epoch, mark = valid["epoch"], _located(top, valid["nodes"])
+    epoch, mark = valid["epoch"], located(top, valid["nodes"])
     if epoch != mark[0] and not (epoch == mark[0] - 1 and top.at_start(mark)):
         wrong = Difference("", "epoch", epoch, mark[0], "the nodes stand in that epoch")
         raise StateMismatchError(differences=(wrong,))
@@ -105,5 +105,6 @@ def _adopt(top: NodeContract, entries: Mapping[str, Mapping[str, Any]]) -> None:
             node.adopt_entry(entries[node.name])
 
 
-def _located(node: NodeContract, saved: Mapping[str, Mapping[str, Any]]) -> Mark:
-    return node.locate(saved.get(node.name, {}), tuple(_located(source, saved) for source in node.sources))
+def located(node: NodeContract, saved: Mapping[str, Mapping[str, Any]]) -> Mark:
+    """The mark that these entries tell."""
+    return node.locate(saved.get(node.name, {}), tuple(located(source, saved) for source in node.sources))

@@ -198,6 +198,12 @@ class Stream:
         self._place = place
         self._astray = False
 
+    def pass_over(self, node: Pullable, place: Place) -> None:
+        """Goes on to a later place, for one who has entered; iterators go with it, and an error before it is left behind."""
+        self._ahead, self._astray = None, True
+        node.seek(place.mark)
+        self._place, self._astray, self._failure = place, False, ""
+
     def remark(self, node: Pullable) -> None:
         """Takes the committed mark anew from where the node stands, which has taken over other arguments than the mark's."""
         self._place = self.last(node)._replace(mark=node.mark())

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import multiprocessing
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing.context import BaseContext
 from typing import Any, NamedTuple, TypeVar
 
@@ -116,10 +117,11 @@ class ProcessPrefetcher(Node[T_co]):
         self._queue: deque[_UnderWay] = deque()
         self._mark: Mark | None = None
         self._is_released = False
+        self._inline = not self.num_workers
         self._restarts = 0  # of pools that are gone
 
     def pull(self, count: int | None) -> Ticket:
-        if not self.num_workers:
+        if self._inline:
             return self._source.pull(count)
         if count is None:
             self.no_batches()
@@ -146,7 +148,7 @@ class ProcessPrefetcher(Node[T_co]):
 
     def run(self, ticket: Ticket) -> list[Any]:
         """The finished items of a ticket; waits for them. Unlike other nodes', main process only and once a ticket."""
-        if not self.num_workers:
+        if self._inline:
             return self._source.run(ticket)
         pool = self._pool
         if pool is None:
@@ -158,14 +160,15 @@ class ProcessPrefetcher(Node[T_co]):
         return items
 
     def mark(self) -> Mark:
-        if not self.num_workers:
+        if self._inline:
             return self._source.mark()
         if self._mark is None:
             self._mark = self._source.mark()
         return self._mark
 
     def seek(self, mark: Mark) -> None:
-        self._drop()
+        if not self._inline:
+            self._drop()
         self._source.seek(mark)
 
     def next_epoch(self, mark: Mark) -> None:
@@ -173,10 +176,10 @@ class ProcessPrefetcher(Node[T_co]):
         self._source.next_epoch(mark)
 
     def batches(self) -> int | None:
-        return self.no_batches() if self.num_workers else self._source.batches()
+        return self._source.batches() if self._inline else self.no_batches()
 
     def global_generators(self) -> frozenset[GlobalGenerator]:
-        return frozenset() if self.num_workers else self._source.global_generators()
+        return self._source.global_generators() if self._inline else frozenset()
 
     def release(self) -> None:
         self._is_released = True
@@ -187,6 +190,17 @@ class ProcessPrefetcher(Node[T_co]):
     def open(self) -> None:
         self._is_released = False
         super().open()
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Within, all is pulled and run in this process. What is under way stays, and the source comes back to behind it."""
+        before, was_inline = self._source.mark(), self._inline
+        self._inline = True
+        try:
+            yield
+        finally:
+            self._inline = was_inline
+            self._source.seek(before)
 
     @property
     def prefetched(self) -> int:

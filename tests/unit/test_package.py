@@ -86,6 +86,8 @@ STOREYS = [
     ["door"],
     ["view"],
     ["iterator"],
+    ["elsewhere"],
+    ["moves"],
     ["loader"],
     ["alike", "joint_step"],
     ["multi_pipeline", "dataset"],

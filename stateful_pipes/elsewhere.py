@@ -1,0 +1,114 @@
+"""A look at another place of the stream, in this process: nothing that is under way is lost, and nothing moves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from stateful_pipes.contract import NodeContract, walk
+from stateful_pipes.errors import ResumableModeRequiredError
+from stateful_pipes.fields import Scalar, ruled
+from stateful_pipes.node import Node
+from stateful_pipes.pipeline_state import located, state_at
+from stateful_pipes.prefetch.prefetcher import ProcessPrefetcher
+from stateful_pipes.pulled import run_one
+from stateful_pipes.stream import Place
+from stateful_pipes.ticket import Mark
+
+__all__ = ["item_at", "place_behind"]
+
+
+def place_behind(top: Node[Any], place: Place, count: int) -> tuple[Place, int]:
+    """The place `count` items behind `place`, or the start of the next epoch if that comes first; and how many lie between.
+
+    Cost: a pull for each.
+    """
+    for node in walk(top):
+        if node.ends_in_run:
+            raise ResumableModeRequiredError(
+                "it tells its epoch's end only when it is read, so nothing can be left out unread",
+                node=node.name,
+                remedy="Read on instead",
+            )
+    top.start(place.mark[0])  # which a foreign source refuses
+    with _aside(top):
+        top.seek(place.mark)
+        for passed in range(count):
+            if not _pulls(top):
+                return place._replace(mark=top.mark(), batch=0), passed
+        mark = top.mark()
+        # With an epoch's last item consumed, the place is the next one's start.
+        if count and not _pulls(top):
+            return place._replace(mark=top.mark(), batch=0), count
+        return place._replace(mark=mark, batch=place.batch + count), count
+
+
+def item_at(top: Node[Any], epoch: int, position: int, name: str | None) -> Any:
+    """What the node of this name, or the top, makes at a position of an epoch.
+
+    Raises:
+        ValueError: there is no such node or position.
+    """
+    nodes: dict[str, Any] = {node.name: node for node in walk(top)}
+    if name is not None and name not in nodes:
+        raise ValueError(f"no node is named {name!r}; there are {', '.join(map(repr, nodes))}")
+    node = top if name is None else nodes[name]
+    start = top.start(epoch)
+    with _aside(top):
+        try:
+            top.seek(_mark_at(top, start, position))
+            ticket = node.pull(1)
+        except StopIteration:
+            raise ValueError(f"epoch {epoch} has nothing at position {position}") from None
+        return run_one(node, ticket)[0]
+
+
+def _mark_at(top: Node[Any], start: Mark, position: int) -> Mark:
+    """The mark with as many consumed since the start of an epoch; StopIteration where it has not as many."""
+    cursors = dict(_cursors(top, start))
+    if [cursor.keys() for cursor in cursors.values()] == [{"epoch", "consumed"}]:
+        (name,) = cursors
+        (node,) = (node for node in walk(top) if node.name == name)
+        if not ruled({"consumed": position}, node.rules())["consumed"].accepts(position):
+            raise StopIteration
+        entries = state_at(top, Place(start, 0, {}))["nodes"]
+        entries[name]["consumed"] = position
+        return located(top, entries)
+    # A cursor with more to it, or several: from the epoch's start on, without reading.
+    top.seek(start)
+    mark = start
+    while mark[1] < position:
+        top.pull(1)
+        mark = top.mark()
+    return mark
+
+
+def _cursors(node: NodeContract, mark: Mark) -> Iterator[tuple[str, Mapping[str, Scalar]]]:
+    """What the nodes that have a part in the cursor say of it."""
+    for source, part in zip(node.sources, node.parts(mark), strict=True):
+        yield from _cursors(source, part)
+    if found := node.values(mark):
+        yield node.name, found
+
+
+def _pulls(node: NodeContract) -> bool:
+    try:
+        node.pull(1)
+    except StopIteration:
+        return False
+    return True
+
+
+@contextmanager
+def _aside(top: Node[Any]) -> Iterator[None]:
+    """Within, the pipeline may be led anywhere."""
+    before = top.mark()
+    with ExitStack() as stack:
+        for node in walk(top):
+            if isinstance(node, ProcessPrefetcher):
+                stack.enter_context(node.aside())
+        try:
+            yield
+        finally:
+            top.seek(before)
