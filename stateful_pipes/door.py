@@ -47,6 +47,7 @@ class DatasetArguments(NamedTuple):
     rng: Rng = GLOBAL_GENERATORS
     max_skipped: int = 0
     max_restarts: int = 3
+    fingerprint: str | Callable[[], str] | None = None
     resumable: bool = True
 
 
@@ -69,7 +70,8 @@ def build(a: DatasetArguments) -> Node[Any]:
 
 
 def _compose(node: Node[Any], a: DatasetArguments, seed: int) -> Node[Any]:
-    node = SeededMapper(node, a.dataset.__getitem__, seed=seed, rng=a.rng, max_skipped=a.max_skipped)
+    read = a.dataset.__getitem__
+    node = SeededMapper(node, read, seed=seed, rng=a.rng, max_skipped=a.max_skipped, fingerprint=a.fingerprint)
     if a.batch_sampler is not None:
         node = SeededBatcher(node, None, collate_fn=a.collate_fn, seed=seed)
     elif a.batch_size is None:

@@ -66,6 +66,8 @@ class StatefulDataLoader(PipelineView, PipelineMoves, Generic[T_co]):
         rng: Global generators for reading a sample (see `SeededMapper`). With `()` a dataset's `__getitems__` is used.
         max_skipped: How many samples may be left out in all because reading them raised (see `SeededMapper`).
         max_restarts: How often a batch is tried again because its worker died (see `ProcessPrefetcher`).
+        fingerprint: What says which data these are, as a string or a function of no argument (see `SeededMapper`): a state that
+            was saved over others is refused.
         resumable: With False any sampler and batch sampler will do, each `iter()` starts anew and ends older iterators, and
             there is no state; what a rank gets is the sampler's own affair. All else is as with True.
         last_batch_policy: Over one `FileReader` only: how its epochs end; a `LastBatchPolicy` or its name, FILL by default.
@@ -114,6 +116,7 @@ class StatefulDataLoader(PipelineView, PipelineMoves, Generic[T_co]):
         rng: Rng = GLOBAL_GENERATORS,
         max_skipped: int = 0,
         max_restarts: int = 3,
+        fingerprint: str | Callable[[], str] | None = None,
         resumable: bool = True,
         last_batch_policy: LastBatchPolicy | str | None = None,
         checkpoint: bytes | str | PathLike[str] | Mapping[str, Any] | None = None,
@@ -139,6 +142,7 @@ class StatefulDataLoader(PipelineView, PipelineMoves, Generic[T_co]):
             rng=rng,
             max_skipped=max_skipped,
             max_restarts=max_restarts,
+            fingerprint=fingerprint,
             resumable=resumable,
         )
         self._arguments = None if isinstance(dataset, BaseNode) else arguments

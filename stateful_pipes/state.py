@@ -191,12 +191,11 @@ def _compare(name: str, entry: Mapping[str, Field], saved: Mapping[Any, object],
     wrong: list[Difference] = []
     for key, field in entry.items():
         if key not in saved:
-            if field.kind == "tally":
+            if field.may_be_missing:
                 continue
             wrong.append(Difference(name, key, "missing", _shown(field.value), f"it should be {field.expects}"))
         elif not field.accepts(saved[key]):
-            remedy = "set it as it was when the state was saved" if field.kind == "fixed" else f"it should be {field.expects}"
-            wrong.append(Difference(name, key, _shown(saved[key]), _shown(field.value), remedy))
+            wrong.append(Difference(name, key, _shown(saved[key]), _shown(field.value), field.remedy))
         elif field.kind == "allowable" and key not in allow and saved[key] != field.value:
             remedy = f"set it as it was, or name it: load_state_dict(state, allow=({key!r},))"
             wrong.append(Difference(name, key, _shown(saved[key]), _shown(field.value), remedy))

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 from torchdata.nodes import BaseNode
 
-from stateful_pipes.fields import Rule, Scalar, adopted_seed, tally
+from stateful_pipes.fields import Rule, Scalar, adopted_seed, identity, tally
 from stateful_pipes.integers import as_integer
 from stateful_pipes.node import Node
 from stateful_pipes.nodes.foreign import as_node, walk_all
@@ -52,6 +52,8 @@ class SeededMapper(Node[T_co]):
             "stateful_pipes") when the rest of its batch is handed out, and counted in the state; a resumed run leaves out
             the same ones and goes on counting. The first one beyond raises. A batch of which nothing is left is left out,
             on that rank alone if there are several.
+        fingerprint: What says which data `map_fn` reads (a version, a hash of the file list), or a function of no argument that
+            is asked for it once, here. It is in the state, and a state with another one is refused by name.
         name: The node's name in the state.
 
     Yields:
@@ -79,10 +81,12 @@ class SeededMapper(Node[T_co]):
         seed: int | None = None,
         rng: Rng = GLOBAL_GENERATORS,
         max_skipped: int = 0,
+        fingerprint: str | Callable[[], str] | None = None,
         name: str | None = None,
     ) -> None:
         if not callable(map_fn):
             raise TypeError(f"map_fn must be callable, got {map_fn!r}")
+        self.fingerprint = _fingerprint(fingerprint)
         self.map_fn = map_fn
         self.rng = check_rng(rng)
         self.max_skipped = as_integer("max_skipped", max_skipped, 0)
@@ -170,10 +174,11 @@ class SeededMapper(Node[T_co]):
 
     def settings(self) -> dict[str, Scalar]:
         rng = self.rng if self.rng == "generator" else ",".join(self.rng)
-        return {"rng": rng} if self.seed is None else {"seed": self.seed, "rng": rng}
+        found: dict[str, Scalar] = {"rng": rng} if self.seed is None else {"seed": self.seed, "rng": rng}
+        return found | ({"fingerprint": self.fingerprint} if self.fingerprint else {})
 
     def rules(self) -> Mapping[str, Rule]:
-        return {"seed": adopted_seed, "skipped": tally}
+        return {"seed": adopted_seed, "skipped": tally, "fingerprint": identity}
 
     def adopt(self, entry: Mapping[str, Any]) -> None:
         self.seed = entry.get("seed", self.seed)
@@ -184,3 +189,10 @@ class SeededMapper(Node[T_co]):
     def global_generators(self) -> frozenset[GlobalGenerator]:
         own = frozenset() if self.rng == "generator" else frozenset(self.rng)
         return own | self._source.global_generators()
+
+
+def _fingerprint(given: str | Callable[[], str] | None) -> str:
+    found = given() if callable(given) else "" if given is None else given
+    if not isinstance(found, str) or (given is not None and not found):
+        raise TypeError(f"fingerprint must be a string that is not empty, or a function that returns one, got {found!r}")
+    return found

@@ -432,6 +432,7 @@ BESIDE_A_NODE = {
     "rng": (),
     "max_skipped": 1,
     "max_restarts": 1,
+    "fingerprint": "v1",
 }
 
 

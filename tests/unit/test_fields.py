@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from stateful_pipes.fields import Field, adopted_seed, allowable, counter, fixed, ruled, text
+from stateful_pipes.fields import Field, adopted_seed, allowable, counter, fixed, identity, ruled, tally, text
 
 
 @pytest.mark.parametrize(
@@ -22,6 +22,8 @@ from stateful_pipes.fields import Field, adopted_seed, allowable, counter, fixed
         (counter(3), [0, 2**63 - 2], [-1, 2**63 - 1, True, 3.0, None, math.nan]),
         (counter(3, 5), [0, 4], [5, -1]),
         (text("x"), ["", "y"], [b"", None, 3]),
+        (identity("x"), ["x"], ["y", "", None, b"x"]),
+        (identity(""), ["x", ""], [None, 3]),
     ],
     ids=lambda value: f"{value.kind} {value.value}" if isinstance(value, Field) else "",
 )
@@ -49,3 +51,9 @@ def test_it_says_what_is_right(field, words):
 
 def test_values_are_fixed_unless_a_rule_is_named():
     assert ruled({"a": 1, "seed": 2}, {"seed": adopted_seed, "unused": counter}) == {"a": fixed(1), "seed": adopted_seed(2)}
+
+
+def test_what_may_be_missing_here_is_a_field_all_the_same():
+    rules = {"skipped": tally, "fingerprint": identity, "seed": adopted_seed}
+    assert ruled({}, rules) == {"skipped": tally(0), "fingerprint": identity("")}
+    assert [field.may_be_missing for field in (tally(0), identity("x"), fixed(3), text(""))] == [True, True, False, False]

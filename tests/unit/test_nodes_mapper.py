@@ -408,3 +408,45 @@ def test_a_ticket_holds_positions_of_its_items():
     node = mapped()
     assert list(positions_of(node.pull(3))) == [0, 1, 2]
     assert list(positions_of(node.pull(9))) == [3, 4, 5, 6, 7]
+
+
+def fingerprinted(fingerprint):
+    return SeededMapper(SamplerNode(SequentialSampler(4)), abs, seed=1, fingerprint=fingerprint)
+
+
+def test_other_data_are_named_at_a_load():
+    saved = StatefulDataLoader(fingerprinted("v1")).state_dict()
+    assert saved["nodes"]["mapper"]["fingerprint"] == "v1"
+    loader = StatefulDataLoader(fingerprinted(lambda: "v2"))
+    with pytest.raises(StateMismatchError, match="the data are others") as caught:
+        loader.load_state_dict(saved)
+    assert [(one.node, one.field, one.saved, one.current) for one in caught.value.differences] == [
+        ("mapper", "fingerprint", "'v1'", "'v2'")
+    ]
+    StatefulDataLoader(fingerprinted(lambda: "v1")).load_state_dict(saved)
+
+
+def test_where_one_side_has_no_fingerprint_there_is_nothing_to_compare():
+    without, with_one = StatefulDataLoader(fingerprinted(None)), StatefulDataLoader(fingerprinted("v1"))
+    states = without.state_dict(), with_one.state_dict()
+    assert "fingerprint" not in states[0]["nodes"]["mapper"]
+    for loader in (without, with_one):
+        for state in states:
+            loader.load_state_dict(state)
+            assert next(iter(loader)) == 0
+    assert "fingerprint" not in without.state_dict()["nodes"]["mapper"]
+    assert with_one.state_dict()["nodes"]["mapper"]["fingerprint"] == "v1"
+
+
+def test_a_fingerprint_through_the_door_is_asked_for_once():
+    asked = []
+    loader = StatefulDataLoader(range(4), fingerprint=lambda: asked.append(1) or "v1")
+    list(loader)
+    assert loader.state_dict()["nodes"]["mapper"]["fingerprint"] == "v1"
+    assert asked == [1]
+
+
+@pytest.mark.parametrize("fingerprint", ["", 3, b"v1", lambda: None, lambda: ""])
+def test_what_is_no_fingerprint(fingerprint):
+    with pytest.raises(TypeError, match="fingerprint must be a string"):
+        fingerprinted(fingerprint)
