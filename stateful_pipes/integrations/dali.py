@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import os
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from torchdata.nodes import BaseNode
 
 from stateful_pipes.caught import brief
 from stateful_pipes.errors import Difference, LoaderFailedError, ResumableModeRequiredError, StateMismatchError
-from stateful_pipes.integrations.dali_batches import CheckpointError, DALIBatches, LastBatchPolicy, Pipeline
+from stateful_pipes.integrations.dali_batches import DALIBatches, LastBatchPolicy, Pipeline
 from stateful_pipes.integrations.dali_graph import check_resumable, fingerprint
 
 __all__ = ["DALIPipelineNode", "LastBatchPolicy"]
 
-_REMEDIES = {"pipeline": "other operators, arguments, batch size or seed, or another version of DALI"}
+_REMEDIES = {
+    "pipeline": "other operators, arguments, batch size or seed, or another version of DALI",
+    "reader_sizes": "files were added or removed; put back those that were there",
+}
 
 
 class DALIPipelineNode(BaseNode[dict[str, Any]]):
@@ -31,10 +36,10 @@ class DALIPipelineNode(BaseNode[dict[str, Any]]):
     empty batch; without, only where an `external_source` ends. `reset(None)` goes to the next epoch at an epoch's end; DALI
     cannot leave one in the middle, so elsewhere it does nothing, and the epoch goes on: nothing is lost or read twice.
 
-    A state fits the pipeline with the same operators, arguments, batch size and seed; threads, queue depths, the executor and
-    the device may be others, and the factory's code may have moved. Not compared are what an `external_source` calls and what
-    is in the files. A plain checkpoint of DALI's knows the operators' names only: by default their numbers in the graph, which
-    shift when one is added, so give those with a state a `name=`.
+    A state fits the pipeline with the same operators, arguments, batch size and seed, over as many samples; threads, queue
+    depths, the executor and the device may be others, and the factory's code may have moved. Not compared are what an
+    `external_source` calls and what is in the files. A plain checkpoint of DALI's knows the operators' names only: by default
+    their numbers in the graph, which shift when one is added, so give those with a state a `name=`.
 
     The pipeline works in the process that made it only. A forked child, such as a worker of `ProcessPrefetcher`, may come and
     go; asked there, the node raises RuntimeError.
@@ -42,7 +47,7 @@ class DALIPipelineNode(BaseNode[dict[str, Any]]):
     Args:
         pipeline_factory: Callable of a checkpoint (bytes, or None for a fresh start) that returns a new, unbuilt pipeline with
             `enable_checkpointing=True` and that `checkpoint`: call the `pipeline_def` function in it. It is called once at
-            construction and once at each load.
+            construction and once at each load, and once more where a load is refused.
         output_names: A key for each output of the pipeline.
         reader_name: `name` of the reader that tells how long an epoch is.
         last_batch_policy: What becomes of an epoch's last batch if it is not full: FILL, PARTIAL or DROP, of DALI's
@@ -54,8 +59,9 @@ class DALIPipelineNode(BaseNode[dict[str, Any]]):
         A dict of each output's samples: a tensor of shape (batch, *sample), or a list of tensors; of DALI's dtype, on the
         output's device. They are copies, which later batches leave alone.
 
-    State: DALI's checkpoint in base64 (about 500 bytes for 5 operators), a hash of the pipeline, the arguments. Cost of a
-    state: about 10 us for each operator with a state; of a resume: building a pipeline.
+    State: DALI's checkpoint in base64 (about 500 bytes for 5 operators) and its hash, a hash of the pipeline, how many samples
+    its readers have, the arguments. Cost of a state: about 10 us for each operator with a state; of a resume: building a
+    pipeline.
 
     Raises:
         ResumableModeRequiredError: the pipeline keeps no checkpoints, an operator in it has none, or it is fed from outside
@@ -109,8 +115,10 @@ class DALIPipelineNode(BaseNode[dict[str, Any]]):
         elif initial_state is not None:
             self._batches, self._pipeline = self._restored(initial_state)
             self._failure = ""
-        elif self._batches.ended:
-            self._batches.next_epoch()
+        else:
+            with self._failing():
+                if self._batches.ended:
+                    self._batches.next_epoch()
 
     def next(self) -> dict[str, Any]:
         """The next batch of this epoch.
@@ -120,18 +128,19 @@ class DALIPipelineNode(BaseNode[dict[str, Any]]):
         """
         self._refuse_fork()
         self._check()
-        try:
+        with self._failing():
             return next(self._batches)
-        except Exception as error:
-            if not isinstance(error, StopIteration):
-                self._failure = brief(error)
-            raise
 
     def get_state(self) -> dict[str, Any]:
         """Plain JSON types: where the pipeline stood after the last batch handed out; LoaderFailedError as for `next`."""
         self._refuse_fork()
         self._check()
-        return {**self._arguments(self._pipeline), "checkpoint": base64.b64encode(self._batches.checkpoint()).decode()}
+        checkpoint = base64.b64encode(self._batches.checkpoint())
+        return {
+            **self._arguments(self._batches, self._pipeline),
+            "checkpoint": checkpoint.decode(),
+            "sha256": hashlib.sha256(checkpoint).hexdigest(),
+        }
 
     def __len__(self) -> int:
         """Batches in an epoch, as DALI's iterators tell it; TypeError without `reader_name`."""
@@ -151,10 +160,11 @@ class DALIPipelineNode(BaseNode[dict[str, Any]]):
     def __reduce__(self) -> NoReturn:
         raise TypeError(f"a {type(self).__name__} cannot be copied or pickled; make one there and load the state")
 
-    def _arguments(self, pipeline: str) -> dict[str, Any]:
+    def _arguments(self, batches: DALIBatches, pipeline: str) -> dict[str, Any]:
         """What must be equal at a load."""
         return {
             "pipeline": pipeline,
+            "reader_sizes": list(batches.reader_sizes),
             "output_names": list(self._names),
             "ragged": list(self._ragged),
             "reader_name": self._reader_name or "",
@@ -164,16 +174,19 @@ class DALIPipelineNode(BaseNode[dict[str, Any]]):
     def _restored(self, state: Mapping[str, Any]) -> tuple[DALIBatches, str]:
         try:
             checkpoint = base64.b64decode(state["checkpoint"], validate=True)
+            whole = state["sha256"] == hashlib.sha256(state["checkpoint"].encode()).hexdigest()
         except (KeyError, TypeError, ValueError) as error:
             raise StateMismatchError(f"it holds no DALI checkpoint: {error!r}", remedy="The state is damaged") from error
+        if not whole:
+            raise StateMismatchError("its DALI checkpoint is not what was saved", remedy="The state is damaged")
         refusal = ""
         try:
             batches, pipeline = self._built(checkpoint)
         except StateMismatchError as error:
-            refusal, pipeline = error.detail, self._pipeline
+            refusal, batches, pipeline = error.detail, self._batches, self._pipeline
         found = tuple(
             Difference("", name, state.get(name), here, _REMEDIES.get(name, "Make the node with what was saved"))
-            for name, here in self._arguments(pipeline).items()
+            for name, here in self._arguments(batches, pipeline).items()
             if state.get(name) != here
         )
         if found or refusal:
@@ -196,12 +209,13 @@ class DALIPipelineNode(BaseNode[dict[str, Any]]):
             pipeline.build()
             self._check_names(pipeline)
             batches = DALIBatches(pipeline, self._names, self._ragged, self._reader_name, self._policy)
-        except (RuntimeError, CheckpointError) as error:
-            if "checkpoint" not in str(error).lower():
-                raise
-            if checkpoint is None:
+        except Exception as error:  # DALI raises errors of many types over a checkpoint, and the same over data
+            if checkpoint is not None:
+                self._built(None)  # if this fails too, then it was not the checkpoint
+                raise StateMismatchError(f"DALI refuses the checkpoint: {error}") from error
+            if isinstance(error, RuntimeError) and "checkpoint" in str(error).lower():
                 raise ResumableModeRequiredError(f"DALI keeps no checkpoints of this pipeline: {error}") from error
-            raise StateMismatchError(f"DALI refuses the checkpoint: {error}") from error
+            raise
         if checkpoint is not None and not pipeline.is_restored_from_checkpoint:
             raise ResumableModeRequiredError(
                 "pipeline_factory left out the checkpoint", remedy="Let it hand checkpoint= on to the pipeline that it makes"
@@ -214,6 +228,17 @@ class DALIPipelineNode(BaseNode[dict[str, Any]]):
             raise ValueError(f"reader_name must be one of the pipeline's readers {readers}, got {self._reader_name!r}")
         if len(self._names) != pipeline.num_outputs:
             raise ValueError(f"output_names must name {pipeline.num_outputs} outputs, got {list(self._names)}")
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """After an error here, Ctrl-C included, the pipeline may have read what was not handed out."""
+        try:
+            yield
+        except StopIteration:
+            raise
+        except BaseException as error:
+            self._failure = brief(error)
+            raise
 
     def _check(self) -> None:
         if self._failure:

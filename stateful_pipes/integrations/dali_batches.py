@@ -17,15 +17,11 @@ try:
 except ImportError as error:
     raise ImportError("this needs NVIDIA DALI: pip install 'stateful_pipes[dali]'") from error
 
-__all__ = ["CheckpointError", "DALIBatches", "LastBatchPolicy", "Pipeline"]
+__all__ = ["DALIBatches", "LastBatchPolicy", "Pipeline"]
 
 # A forked child would hang where it drops one of its parent's pipelines, be it as garbage, so there they are kept for good.
 _kept: list[Any] = []
 os.register_at_fork(after_in_child=lambda: _kept.extend(pipeline() for pipeline in Pipeline._pipes))
-
-
-class CheckpointError(ValueError):
-    """A checkpoint of DALI's is of an iterator that counts otherwise."""
 
 
 class DALIBatches(_DaliBaseIterator):  # type: ignore[misc]  # the type checker does not look into DALI
@@ -38,10 +34,15 @@ class DALIBatches(_DaliBaseIterator):  # type: ignore[misc]  # the type checker 
         output_names: The keys of a batch.
         ragged: Those that are lists of samples whatever their shapes.
         reader_name, last_batch_policy: As `DALIGenericIterator`'s.
+
+    Attributes:
+        batch_size: The pipeline's.
+        reader_sizes: How many samples each of its readers has, over all shards.
     """
 
     _pipes: list[Any]
     batch_size: int
+    reader_sizes: list[str]
 
     def __init__(
         self,
@@ -53,12 +54,15 @@ class DALIBatches(_DaliBaseIterator):  # type: ignore[misc]  # the type checker 
     ) -> None:
         self._names, self._ragged = output_names, ragged
         super().__init__([pipeline], reader_name=reader_name, last_batch_policy=last_batch_policy, prepare_first_batch=False)
+        self.reader_sizes = [f"{name}: {meta['epoch_size']}" for name, meta in sorted(pipeline.reader_meta().items())]
 
     def __next__(self) -> dict[str, Any]:
         """The next batch; StopIteration at the end of the epoch, until `next_epoch`."""
         if self.ended:
             raise StopIteration
         (outputs,) = self._get_outputs()
+        if not all(map(len, outputs)):  # DALI gives this first, and its own error with the next batch only
+            raise RuntimeError("the pipeline gave a batch without samples; an external_source must give one at least")
         # With LastBatchPolicy.DROP a batch that is not full is read and ends the epoch.
         dropped = self._advance_and_check_drop_last(dry_run=True, end_iteration=False)
         batch = {} if dropped else {name: self._to_torch(name, one) for name, one in zip(self._names, outputs, strict=True)}
@@ -101,7 +105,10 @@ class DALIBatches(_DaliBaseIterator):  # type: ignore[misc]  # the type checker 
         if iterator_data:
             saved, fields = json.loads(iterator_data), [name for name, _ in self._checkpointed_fields() if hasattr(self, name)]
             if sorted(saved) != sorted(fields) or len(saved.get("_shards_id", [0])) != 1:
-                raise CheckpointError("the checkpoint is of an iterator over several pipelines, or with another reader_name")
+                raise ValueError("the checkpoint is of an iterator over several pipelines, or with another reader_name")
+            samples = sum(saved.get("_shard_sizes_per_gpu", ()))
+            if self._reader_name and samples != self._size_no_pad:
+                raise ValueError(f"the reader had {samples} samples, and has {self._size_no_pad}")
             super()._restore_state(iterator_data)
         elif self._size > 0:  # of a pipeline that was run by hand: it tells no epochs, but how often it ran
             (pipeline,), self._pipes = self._pipes, []

@@ -66,8 +66,8 @@ def check_resumable(serialized: bytes, pipeline: Any) -> None:
 
 
 def _is_place(argument: bytes) -> bool:
-    """Whether an argument says where an operator was made, or how far it reads ahead."""
-    return argument.startswith(b"_origin_stack") or argument == b"prefetch_queue_depth"
+    """Whether an argument says where an operator was made, how far it reads ahead, or that it shares memory (if parallel)."""
+    return argument.startswith(b"_origin_stack") or argument in (b"prefetch_queue_depth", b"no_copy")
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, Any]]:

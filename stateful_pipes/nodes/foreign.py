@@ -34,7 +34,8 @@ class ForeignNode(Node[Any]):
     State: epoch, position, state (JSON text; as large as the node's own).
 
     Raises:
-        ResumableModeRequiredError: the node lacks one of these methods.
+        ResumableModeRequiredError: the node lacks one of these methods, is of DALI's dynamic mode, or (once its state is taken)
+            leaves out the state of a node that it holds.
     """
 
     MAIN_ONLY = (*Node.MAIN_ONLY, "node")
@@ -73,7 +74,14 @@ class ForeignNode(Node[Any]):
         return list(ticket[2])
 
     def mark(self) -> Mark:
-        return (self._epoch, self._position, encode(self.node.state_dict(), self.name))
+        state = self.node.state_dict()
+        if not state and (lost := _first_with_state(self.node)) is not None:
+            raise ResumableModeRequiredError(
+                f"{self.type_name} has an empty state, which leaves out that of the {type(lost).__name__} in it",
+                node=self.name,
+                remedy="Let its get_state hold that node's state_dict(), and its reset hand it on",
+            )
+        return (self._epoch, self._position, encode(state, self.name))
 
     def seek(self, mark: Mark) -> None:
         epoch, position, state = mark
@@ -158,11 +166,34 @@ def _check_contract(node: BaseNode[Any]) -> None:
         raise ResumableModeRequiredError(
             f"{type(node).__name__} does not move the cursor of the {sampler.name} in it", remedy="Use a SamplerNode instead"
         )
+    if not missing and _keeps_nothing(node):
+        raise ResumableModeRequiredError(
+            f"{type(node).__name__} of DALI's dynamic mode has no state, and loads none",
+            remedy="Make a pipeline with nvidia.dali.pipeline_def and put in stateful_pipes.integrations.dali.DALIPipelineNode",
+        )
     if missing:
         raise ResumableModeRequiredError(
             f"{type(node).__name__} does not implement {', '.join(missing)}",
             remedy="Give it the methods of a torchdata BaseNode, or make it a stateful_pipes.Node",
         )
+
+
+def _keeps_nothing(node: BaseNode[Any]) -> bool:
+    """Whether it is one of DALI's that have {} for a state; elsewhere that is the state of a node that needs none."""
+    if type(node).get_state.__module__.startswith("nvidia.dali."):
+        with suppress(Exception):  # of a later version, which has one from its first reset on
+            return not node.get_state()
+    return False
+
+
+def _first_with_state(node: BaseNode[Any]) -> BaseNode[Any] | None:
+    """A node within this one that has a state."""
+    for held in _held(node, set()):
+        if held is not node:
+            with suppress(Exception):  # one that was not reset yet may have none
+                if held.get_state():
+                    return held
+    return None
 
 
 def _runs_once(node: BaseNode[Any]) -> bool:

@@ -204,6 +204,84 @@ def test_such_a_node_is_refused_inside_another_too():
         StatefulDataLoader(Filtering(Stateless(), even))
 
 
+class Empty(Source):
+    """Has {} for a state, and takes none."""
+
+    def get_state(self):
+        return {}
+
+
+Empty.get_state.__module__ = "nvidia.dali.experimental.dynamic.pytorch.nodes"
+
+
+def test_a_node_of_dali_s_dynamic_mode_is_refused_before_a_load_fails():
+    for use in (as_node, StatefulDataLoader, lambda node: SeededMapper(tn.Mapper(node, abs), abs)):
+        with pytest.raises(ResumableModeRequiredError, match="Empty of DALI's dynamic mode has no state") as caught:
+            use(Empty())
+        assert "DALIPipelineNode" in caught.value.remedy
+
+    class Subclass(Empty):
+        def get_state(self):
+            return {"at": self.at}
+
+    assert list(StatefulDataLoader(Subclass())) == [0, 1, 2, 3]
+
+
+def test_what_has_a_state_in_another_version_of_dali_is_let_through():
+    class Later(Source):
+        def get_state(self):
+            return super().get_state()  # an AttributeError before the first reset
+
+    Later.get_state.__module__ = Empty.get_state.__module__
+    assert list(StatefulDataLoader(Later())) == [0, 1, 2, 3]
+
+
+class Forgetful(Filtering):
+    """As Filtering, whose state holds nothing."""
+
+    def reset(self, initial_state=None):
+        super().reset(None)
+
+    def get_state(self):
+        return {}
+
+
+@pytest.mark.parametrize(
+    ("make", "lost"),
+    [
+        (lambda: SamplerNode(RandomSampler(9, seed=1)), "SamplerNode"),
+        (lambda: tn.IterableWrapper(range(5)), "IterableWrapper"),
+        (lambda: tn.Batcher(Source(), 2), "Batcher"),
+    ],
+)
+def test_a_node_that_leaves_out_the_state_of_what_it_holds_is_refused(make, lost):
+    """Its resume would start anew without a word."""
+    loader = StatefulDataLoader(Forgetful(make(), even))
+    for ask in (loader.state_dict, lambda: next(iter(loader))):
+        with pytest.raises(ResumableModeRequiredError, match=f"Forgetful has an empty state.* {lost} in it") as caught:
+            ask()
+        assert caught.value.node == "forgetful"
+
+
+def test_a_node_that_needs_no_state_is_let_through():
+    class Ones(tn.BaseNode):
+        def reset(self, initial_state=None):
+            super().reset(initial_state)
+
+        def next(self):
+            return 1
+
+        def get_state(self):
+            return {}
+
+    for make in (Ones, lambda: Forgetful(Ones(), bool)):
+        loader = StatefulDataLoader(make())
+        assert next(iter(loader)) == 1
+        resumed = StatefulDataLoader(make())
+        resumed.load_state_dict(loader.state_dict())
+        assert next(iter(resumed)) == 1
+
+
 @pytest.mark.parametrize("thing", [[1], range(3), iter([1]), None, 3, "x", SequentialSampler(3), torch.nn.Identity()])
 def test_something_else_is_no_node(thing):
     with pytest.raises(TypeError, match=f"source must be a torchdata node, got {type(thing).__name__}"):
