@@ -146,24 +146,19 @@ class BatchPlan(NamedTuple):
 
     def stretches(self, epoch: int, place: int, count: int) -> Iterator[Stretch]:
         """The passes that `count` places from `place` of an epoch on belong to."""
+        # Padded, an epoch is a pass, with padding up to wherever its last batch ends.
+        is_pass = self.padded and self.policy is not LastBatchPolicy.DROP
         while count:
             number, first = self.pass_at(epoch, place)
             length = self._padded_pass if self.padded else self.shards.size(number)
-            taken = count if self._is_pass else min(count, length - first)
+            taken = count if is_pass else min(count, length - first)
             yield Stretch(number, first, taken)
             place, count = place + taken, count - taken
 
     def pass_at(self, epoch: int, place: int) -> tuple[int, int]:
         """The pass that a place of an epoch belongs to, and its place there."""
-        if self._is_pass:
-            return epoch, place
         offset = self.begin(epoch) + place
         return divmod(offset, self._padded_pass) if self.padded else self.shards.pass_at(offset)
-
-    @property
-    def _is_pass(self) -> bool:
-        """Whether each epoch is a pass, with padding up to wherever its last batch ends."""
-        return self.padded and self.policy is not LastBatchPolicy.DROP
 
     @property
     def _padded_pass(self) -> int:

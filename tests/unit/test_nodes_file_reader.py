@@ -406,6 +406,28 @@ def check_rest(found, due, policy, options, count):
         assert set(found) >= set(due) or len(found) < len(due)
 
 
+@pytest.mark.parametrize(
+    ("pad", "policy", "old", "new", "rest", "following"),
+    [
+        (False, "FILL", 2, 3, [[2, 3, 4], [5, 6, 0], [1, 2, 3]], [2, 3, 4]),  # on to where the new size has the next epoch begin
+        (False, "FILL", 1, 4, [[1, 2, 3, 4], [5, 6, 0, 1]], [1, 2, 3, 4]),
+        (True, "FILL", 2, 5, [[2, 3, 4, 5, 6]], [0, 1, 2, 3, 4]),
+        (True, "FILL", 4, 5, [[4, 5, 6, 6, 6]], [0, 1, 2, 3, 4]),  # beyond what the old size pads to
+        (False, "PARTIAL", 2, 4, [[2, 3, 4, 5], [6]], [1, 2, 3, 4]),
+        (True, "PARTIAL", 4, 2, [[4, 5], [6]], [0, 1]),
+        (False, "DROP", 2, 5, [[2, 3, 4, 5, 6]], [3, 4, 5, 6, 0]),  # samples that the old size would have dropped
+        (True, "DROP", 2, 4, [[2, 3, 4, 5]], [0, 1, 2, 3]),
+    ],
+)
+def test_seven_samples_in_another_batch_size(loader, pad, policy, old, new, rest, following):
+    one = loader(old, policy, count=7, pad_last_batch=pad)
+    next(iter(one))
+    other = loader(new, policy, count=7, pad_last_batch=pad)
+    other.load_state_dict(one.state_dict(), allow=("batch_size",))
+    assert list(other) == rest
+    assert next(iter(other)) == following
+
+
 def test_another_batch_size_is_to_be_allowed_and_then_is(loader):
     one = loader(2)
     next(iter(one))
@@ -436,8 +458,10 @@ def test_an_absurd_position_is_the_end_of_its_epoch(loader):
     for pad in (False, True):
         one = loader(2, num_shards=2, pad_last_batch=pad, **WAYS["random"])
         state = one.state_dict()
-        state["nodes"]["file_reader"] |= {"consumed": 2**62, "buffer": "1/"}  # of another shard, so it is to be found out
+        # The buffer is another shard's, so what this one holds is to be found out.
+        state["nodes"]["file_reader"] |= {"consumed": 2**61, "batch_size": 2**62, "buffer": "1/"}
         one.load_state_dict(state)
+        assert one.state_dict()["nodes"]["file_reader"]["consumed"] == 2**61
         assert list(one) == []
         assert one.position.epoch == 1
 
