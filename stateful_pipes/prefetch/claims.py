@@ -44,7 +44,8 @@ class Claims:
 
     def read(self, worker_id: int) -> Claim:
         """What the worker does, or was about when it died."""
-        task, since = self._cells[_CELL * worker_id : _CELL * (worker_id + 1)]
+        place = _CELL * worker_id
+        task, since = self._cells[place : place + _CELL]
         return Claim(task, (time.monotonic_ns() - since) / 1e9)
 
     def close(self) -> None:
