@@ -45,8 +45,7 @@ class Claims:
     def read(self, worker_id: int) -> Claim:
         """What the worker does, or was about when it died."""
         place = _CELL * worker_id
-        task, since = self._cells[place : place + _CELL]
-        return Claim(task, (time.monotonic_ns() - since) / 1e9)
+        return Claim(self._cells[place], (time.monotonic_ns() - self._cells[place + 1]) / 1e9)
 
     def close(self) -> None:
         """Gives up the descriptor."""
