@@ -35,6 +35,8 @@ class DALIPipelineNode(BaseNode[dict[str, Any]]):
     Epochs end as with DALI's `DALIGenericIterator`: with `reader_name` by its length and `last_batch_policy`, some with an
     empty batch; without, only where an `external_source` ends. `reset(None)` goes to the next epoch at an epoch's end; DALI
     cannot leave one in the middle, so elsewhere it does nothing, and the epoch goes on: nothing is lost or read twice.
+    torchdata's `Loader`, whatever its node is, tells an old state from then on if it was resumed at an epoch's end;
+    `StatefulDataLoader` does not.
 
     A state fits the pipeline with the same operators, arguments, batch size and seed, over as many samples; threads, queue
     depths, the executor and the device may be others, and the factory's code may have moved. Not compared are what an
@@ -201,6 +203,7 @@ class DALIPipelineNode(BaseNode[dict[str, Any]]):
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Checkpointing enabled in a pipeline with external source")  # an error of ours
             try:
+                pipeline.start_py_workers()  # by fork, mostly, and so before DALI touches a GPU
                 serialized = pipeline.serialize()
             except RuntimeError as error:
                 raise ResumableModeRequiredError(f"DALI does not tell what is in this pipeline: {error}") from error

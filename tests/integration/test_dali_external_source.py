@@ -13,7 +13,7 @@ from tests.streams import same
 
 pytest.importorskip("nvidia.dali", reason="NVIDIA DALI is not installed (extra dali)")
 
-from nvidia.dali import fn, pipeline_def
+from nvidia.dali import Pipeline, fn, pipeline_def
 
 from stateful_pipes.integrations.dali import DALIPipelineNode
 from tests.integration.dali_pipelines import ABOVE, BATCH_SIZE, FILES, factory, make_folder, node
@@ -101,6 +101,20 @@ def test_a_parallel_one_resumes_and_its_state_fits_one_that_is_not():
         assert same(list(other), whole[0][1:])
         other.reset()
         assert same(list(other), whole[1])
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_its_workers_are_forked_before_dali_touches_a_gpu(monkeypatch):
+    done = []
+
+    def record(name):
+        original = getattr(Pipeline, name)
+        monkeypatch.setattr(Pipeline, name, lambda pipeline: (done.append(name), original(pipeline))[1])
+
+    record("_start_py_workers")
+    record("_init_pipeline_backend")
+    external_node({"source": sample, "batch": False, "parallel": True}, py_num_workers=1)
+    assert done == ["_start_py_workers", "_init_pipeline_backend"]
 
 
 def test_several_outputs():
