@@ -32,6 +32,7 @@ __all__ = [
     "derive_each",
     "draw_seed",
     "preserved",
+    "private_seed",
     "seeder",
 ]
 
@@ -44,6 +45,7 @@ SAMPLE: Final = 2
 COLLATE: Final = 3
 WORKER: Final = 4
 MIX: Final = 5
+PRIVATE: Final = 6
 
 _MASK = 2**64 - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -86,6 +88,14 @@ def derive_each(key: int, positions: Sequence[int]) -> list[int]:
     values ^= np.uint64(key)
     values += np.uint64(_GOLDEN)
     return cast("list[int]", mix64_array(values).tolist())
+
+
+def private_seed(seed: int) -> int:
+    """A sample's seed for generators that its transform owns, from the one for the global generators.
+
+    It is one link more: `derive(*words, PRIVATE) == private_seed(derive(*words))`. Cost: 0.4 us.
+    """
+    return mix64(((seed ^ PRIVATE) + _GOLDEN) & _MASK)
 
 
 def as_seed(seed: object) -> int:

@@ -44,6 +44,11 @@ class _AllAtOnce:
     def __repr__(self) -> str:
         return repr(self.map_fn)
 
+    @property
+    def __self__(self) -> object:
+        """What `map_fn` is a method of, else `map_fn` itself."""
+        return getattr(self.map_fn, "__self__", self.map_fn)
+
 
 class SeededFlatMapper(SeededMapper[T_co]):
     """Calls `map_fn(item)` as `SeededMapper` does and yields each of the `fan_out` items that it returns.
@@ -56,7 +61,8 @@ class SeededFlatMapper(SeededMapper[T_co]):
         source: The node below.
         map_fn: Any callable of one item, with `rng="generator"` of (item, numpy.random.Generator); returns an iterable.
         fan_out: How many items that always has, at least 1.
-        seed, rng, max_skipped, name: As of `SeededMapper`. Of a sample that is left out all items are, and it counts as one.
+        seed, rng, reseed, max_skipped, name: As of `SeededMapper`. Of a sample that is left out all items are, and it counts as
+            one.
 
     Yields:
         The items that `map_fn` returns.
@@ -83,6 +89,7 @@ class SeededFlatMapper(SeededMapper[T_co]):
         *,
         seed: int | None = None,
         rng: Rng = GLOBAL_GENERATORS,
+        reseed: Callable[[Any, int], object] | None = None,
         max_skipped: int = 0,
         name: str | None = None,
     ) -> None:
@@ -91,7 +98,8 @@ class SeededFlatMapper(SeededMapper[T_co]):
         self.fan_out = as_integer("fan_out", fan_out, 1)
         if self.fan_out > 1:
             refuse_workers(walk(as_node(source)), "flat mapper")
-        super().__init__(source, _AllAtOnce(map_fn, self.fan_out), seed=seed, rng=rng, max_skipped=max_skipped, name=name)
+        at_once = _AllAtOnce(map_fn, self.fan_out)
+        super().__init__(source, at_once, seed=seed, rng=rng, reseed=reseed, max_skipped=max_skipped, name=name)
         self._offset = 0
         self._under_way: tuple[Mark, Ticket] | None = None  # the sample of which `_offset` items are handed out
         self._ended = False

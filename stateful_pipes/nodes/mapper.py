@@ -24,6 +24,7 @@ from stateful_pipes.rng import (
     derive,
     derive_each,
     draw_seed,
+    private_seed,
     seeder,
 )
 from stateful_pipes.skips import LEFT_OUT, Skip, note
@@ -38,8 +39,8 @@ class SeededMapper(Node[T_co]):
     """Calls `map_fn(item)` for each item, in order, under a seed that is a hash of (seed, epoch, position).
 
     What a sample draws therefore depends on nothing else: not on workers, prefetching, batch size or start method. Where
-    `rng=()`, nothing may be skipped, and `map_fn` is the `__getitem__` of a dataset that has `__getitems__`, that is called
-    once for the block.
+    `rng=()`, nothing may be skipped, there is no `reseed`, and `map_fn` is the `__getitem__` of a dataset that has
+    `__getitems__`, that is called once for the block.
 
     Args:
         source: The node below.
@@ -48,7 +49,12 @@ class SeededMapper(Node[T_co]):
         seed: From 0 to 2**64 - 1; drawn once from torch's CPU generator if left out. The state's replaces it at a load.
         rng: Which of Python's, NumPy's and torch's (CPU) global generators carry the seed; "generator": none of them,
             `map_fn` gets one of its own; `()`: a plain map.
-        max_skipped: How many samples may be left out in all because `map_fn` raised. Each is logged (logger
+        reseed: For generators that `map_fn` owns, such as an augmentation library's: called as `reseed(transform, seed)` before
+            each `map_fn(item)`, with the global generators seeded already, to bring all that a sample leaves to the next one to
+            what this seed says. `transform` is the object that `map_fn` is a method of (of a dataset's `__getitem__` the
+            dataset), else `map_fn` itself. The seed is from 0 to 2**64 - 1, another hash of (seed, epoch, position). It runs
+            where `map_fn` does, and is pickled with it; what it returns is ignored, and the generators are not put back.
+        max_skipped: How many samples may be left out in all because `map_fn`, or `reseed`, raised. Each is logged (logger
             "stateful_pipes") when the rest of its batch is handed out, and counted in the state; a resumed run leaves out
             the same ones and goes on counting. The first one beyond raises. A batch of which nothing is left is left out,
             on that rank alone if there are several.
@@ -59,8 +65,9 @@ class SeededMapper(Node[T_co]):
     Yields:
         What `map_fn` returns.
 
-    State: seed and rng, constant; with `max_skipped` also how many were skipped. Cost: about 10 us a sample for all three
-    generators; inline, 0.2 ms a batch besides.
+    State: seed and rng, constant, and whether there is a `reseed`, for with it other numbers are drawn than without; with
+    `max_skipped` also how many were skipped. Cost: about 10 us a sample for all three generators; inline, 0.2 ms a batch
+    besides; with `reseed` its own time and 1 us.
 
     Raises:
         GlobalGeneratorThreadError: run on a thread that is not the main one with global generators.
@@ -69,6 +76,18 @@ class SeededMapper(Node[T_co]):
     >>> from stateful_pipes import SamplerNode, SequentialSampler
     >>> node = SeededMapper(SamplerNode(SequentialSampler(2)), lambda index: (index, random.random()), seed=1)
     >>> first, second = node
+
+    >>> class Augment:
+    ...     def __init__(self):
+    ...         self.rng = random.Random()
+    ...     def __call__(self, item):
+    ...         return item + self.rng.random()
+    >>> def reseed(augment, seed):
+    ...     augment.rng.seed(seed)
+    >>> def make():
+    ...     return SeededMapper(SamplerNode(SequentialSampler(2)), Augment(), seed=1, reseed=reseed)
+    >>> list(make()) == list(make())
+    True
     """
 
     kind = "mapper"
@@ -80,22 +99,27 @@ class SeededMapper(Node[T_co]):
         *,
         seed: int | None = None,
         rng: Rng = GLOBAL_GENERATORS,
+        reseed: Callable[[Any, int], object] | None = None,
         max_skipped: int = 0,
         fingerprint: str | Callable[[], str] | None = None,
         name: str | None = None,
     ) -> None:
         if not callable(map_fn):
             raise TypeError(f"map_fn must be callable, got {map_fn!r}")
+        if reseed is not None and not callable(reseed):
+            raise TypeError(f"reseed must be callable, got {reseed!r}")
         self.fingerprint = _fingerprint(fingerprint)
         self.map_fn = map_fn
         self.rng = check_rng(rng)
+        self.reseed = reseed
         self.max_skipped = as_integer("max_skipped", max_skipped, 0)
         below = as_node(source)
         # Two mappers given the same seed must not draw the same numbers.
         self._purpose = SAMPLE + (sum(isinstance(node, SeededMapper) for node in walk_all(below)) << 8)
         given = None if seed is None else as_seed(seed)
         super().__init__(below, name=name)
-        self.seed = None if not self.rng else draw_seed() if given is None else given
+        is_plain = not self.rng and reseed is None
+        self.seed = None if is_plain else draw_seed() if given is None else given
 
     @property
     def dataset(self) -> Any:
@@ -130,14 +154,30 @@ class SeededMapper(Node[T_co]):
                 out.append(LEFT_OUT if item is LEFT_OUT else map_fn(item))
             return
         seeds = derive_each(ticket[3], positions_of(ticket))
-        if self.rng == "generator":
-            for item, seed in zip(items[done:], seeds[done:], strict=True):
-                out.append(LEFT_OUT if item is LEFT_OUT else map_fn(item, np.random.Generator(np.random.PCG64(seed))))
-            return
-        seed_all = seeder(self.rng)
+        seed_all, gives_generator = self._seeder(), self.rng == "generator"
         for item, seed in zip(items[done:], seeds[done:], strict=True):
+            if item is LEFT_OUT:
+                out.append(item)
+                continue
             seed_all(seed)
-            out.append(LEFT_OUT if item is LEFT_OUT else map_fn(item))
+            out.append(map_fn(item, np.random.Generator(np.random.PCG64(seed))) if gives_generator else map_fn(item))
+
+    def _seeder(self) -> Callable[[int], None]:
+        """Seeds whatever a sample draws from but what it is given: the global generators, then those that the transform owns."""
+        seed_global = seeder(() if self.rng == "generator" else self.rng)
+        reseed, transform = self.reseed, self._owner()
+        if reseed is None:
+            return seed_global
+
+        def seed_all(seed: int) -> None:
+            seed_global(seed)
+            reseed(transform, private_seed(seed))
+
+        return seed_all
+
+    def _owner(self) -> object:
+        """What `map_fn` is a method of, else `map_fn` itself."""
+        return getattr(self.map_fn, "__self__", self.map_fn)
 
     def _run_block(self, ticket: Ticket, items: list[Any], get_items: Callable[[list[Any]], Any]) -> list[Any]:
         there = [item for item in items if item is not LEFT_OUT]
@@ -175,7 +215,8 @@ class SeededMapper(Node[T_co]):
     def settings(self) -> dict[str, Scalar]:
         rng = self.rng if self.rng == "generator" else ",".join(self.rng)
         found: dict[str, Scalar] = {"rng": rng} if self.seed is None else {"seed": self.seed, "rng": rng}
-        return found | ({"fingerprint": self.fingerprint} if self.fingerprint else {})
+        found |= {"fingerprint": self.fingerprint} if self.fingerprint else {}
+        return found | ({"reseed": True} if self.reseed is not None else {})
 
     def rules(self) -> Mapping[str, Rule]:
         return {"seed": adopted_seed, "skipped": tally, "fingerprint": identity}
