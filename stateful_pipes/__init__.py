@@ -9,6 +9,7 @@ The house, each room importing only from those above it:
     skips  ticket  pulled  stream  contract        the cursor half and the pure half of a pipeline
     pipeline_state  node  nodes/
     prefetch/                                      worker processes
+    progress  drawing                              how far a state is, and what a pipeline looks like
     checkpoint  sealed_file  checkpoint_manager    files
     agreement  door  view  iterator  elsewhere     the top
     moves  loader  alike  joint_step  multi_pipeline  dataset

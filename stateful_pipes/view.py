@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from torch.utils.data import BatchSampler
 
-from stateful_pipes.contract import walk
 from stateful_pipes.door import DatasetArguments, collate_of
+from stateful_pipes.drawing import chain, drawn, mermaid
 from stateful_pipes.node import Node
 from stateful_pipes.nodes.batcher import SeededBatcher
 from stateful_pipes.nodes.foreign import ForeignNode, walk_all
@@ -76,19 +76,24 @@ class PipelineView:
             "skipped": sum(count for stream in streams for count in stream.skipped.values()),
         }
 
-    def describe(self) -> str:
-        """The pipeline from the source up, a line each node with what its state holds."""
-        entries = state_at(self._root, self._root.place())["nodes"]
-        lines = []
-        for node in walk(self._root):
-            entry = entries.get(node.name, {})
-            held = ", ".join(f"{key}={value!r}" for key, value in entry.items() if key not in ("type", "state"))
-            lines.append(f"{node.name}: {node.type_name}({held})")
-        return "\n".join(lines)
+    def describe(self, format: Literal["text", "mermaid"] = "text") -> str:
+        """A picture of the pipeline.
+
+        Args:
+            format: "text" for a tree, the top first and the sources at its leaves, a line each node with what its state holds;
+                "mermaid" for the text of a flowchart that shows what runs in the main process and what in workers.
+
+        Raises:
+            ValueError: another format.
+        """
+        if format not in ("text", "mermaid"):
+            raise ValueError(f"format must be 'text' or 'mermaid', got {format!r}")
+        if format == "mermaid":
+            return mermaid(self._root)
+        return drawn(self._root, state_at(self._root, self._root.place())["nodes"])
 
     def __repr__(self) -> str:
-        chain = " -> ".join(node.type_name for node in walk(self._root))
-        return f"{type(self).__name__}({chain})"
+        return f"{type(self).__name__}({chain(self._root)})"
 
     @property
     def pipeline(self) -> Node[Any]:

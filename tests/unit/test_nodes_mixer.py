@@ -679,8 +679,8 @@ def test_len_and_what_the_loader_tells():
     assert loader.batch_sampler is None
     assert loader.dataset is None
     lines = loader.describe().splitlines()
-    assert lines[0].startswith("sampler: SamplerNode(")
-    assert lines[-2].startswith("mixer: Mixer(sources='[0, 1, 2]', weights='0:1/4,1/2,1/4;6:3/5,1/5,1/5'")
+    assert lines[1].startswith("└─ mixer: Mixer(sources='[0, 1, 2]', weights='0:1/4,1/2,1/4;6:3/5,1/5,1/5'")
+    assert "├─ 1 1/2, from 6 on 1/5 ── " in "\n".join(lines)
 
 
 def test_it_makes_no_batches_of_its_own():

@@ -80,6 +80,8 @@ STOREYS = [
     ["node"],
     ["nodes"],
     ["prefetch"],
+    ["progress"],
+    ["drawing"],
     ["checkpoint", "sealed_file"],
     ["checkpoint_manager"],
     ["agreement"],

@@ -174,12 +174,19 @@ def test_stats():
 def test_describe():
     loader = StatefulDataLoader(ProcessPrefetcher(composed(), 0))
     next(iter(loader))
+    assert loader.describe() == loader.describe(format="text")
     assert loader.describe().splitlines() == [
-        "sampler: SamplerNode(order='RandomSampler', length=5, seed=1, world_size=1, uneven='pad', epoch=0, consumed=2)",
-        "mapper: SeededMapper(seed=2, rng='python,numpy,torch')",
-        "batcher: SeededBatcher(batch_size=2, drop_last=True, seed=3)",
         "prefetcher: ProcessPrefetcher()",
+        "└─ batcher: SeededBatcher(batch_size=2, drop_last=True, seed=3)",
+        "   └─ mapper: SeededMapper(seed=2, rng='python,numpy,torch')",
+        "      └─ sampler: SamplerNode(order='RandomSampler', length=5, seed=1, world_size=1, uneven='pad', epoch=0, consumed=2)",
     ]
+
+
+def test_describe_as_mermaid():
+    assert StatefulDataLoader(composed()).describe(format="mermaid").startswith("flowchart LR\n")
+    with pytest.raises(ValueError, match="format must be 'text' or 'mermaid', got 'svg'"):
+        StatefulDataLoader(composed()).describe(format="svg")
 
 
 def test_describe_leaves_a_foreign_state_out():
@@ -229,5 +236,5 @@ def test_batches_are_counted_at_the_top_alone():
     next(node)
     loader = StatefulDataLoader(SeededBatcher(node, 2))
     next(iter(loader))
-    assert (node.get_state()["batch"], node.get_state()["nodes"]["sampler_node"]["consumed"]) == (0, 3)
+    assert (node.get_state()["batch"], node.get_state()["nodes"]["sampler"]["consumed"]) == (0, 3)
     assert loader.state_dict()["batch"] == 1
