@@ -29,7 +29,7 @@ from stateful_pipes import (
 )
 from stateful_pipes.errors import LoaderFailedError, ResumableBatchConfigurationError, StateMismatchError
 from stateful_pipes.pipeline_state import load
-from stateful_pipes.rng import SAMPLE, derive
+from stateful_pipes.rng import PRIVATE, SAMPLE, derive
 from tests.streams import place_of, same
 
 
@@ -455,6 +455,50 @@ def test_wrong_arguments(arguments, error, words):
 def test_it_makes_no_batches():
     with pytest.raises(ResumableBatchConfigurationError, match="makes no batches"):
         SeededBatcher(flat(), None)
+
+
+# Generators that a transform owns.
+
+
+class Cropper:
+    def __init__(self):
+        self.rng = np.random.default_rng()
+
+    def crops(self, index):
+        for view in range(3):
+            yield index, view, self.rng.random()
+
+
+def reseed(cropper, seed):
+    cropper.rng = np.random.default_rng(seed)
+
+
+@pytest.mark.parametrize("sizes", [[1], [2], [4], [50], [2, 1, 3, 7]], ids=str)
+@pytest.mark.parametrize("rng", [("python", "numpy", "torch"), ()], ids=str)
+def test_own_generators_draw_the_same_wherever_a_ticket_ends(rng, sizes):
+    order = list(samples())
+    expected = []
+    for position, index in enumerate(order):
+        draw = np.random.default_rng(derive(5, SAMPLE, 0, position, PRIVATE))
+        expected += [(index, view, draw.random()) for view in range(3)]
+    assert [item for _, item in pulled(flat(Cropper().crops, rng=rng, reseed=reseed), sizes)] == expected
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_own_generators_after_a_resume_between_the_items_of_a_sample(workers):
+    def make():
+        node = SeededBatcher(flat(Cropper().crops, reseed=reseed), 2, collate_fn=list)
+        return StatefulDataLoader(ProcessPrefetcher(node, workers))
+
+    with make() as loader:
+        states, whole = [loader.state_dict()], []
+        for batch in loader:
+            whole.append(batch)
+            states.append(loader.state_dict())
+    for cut in (1, 4, 9):
+        with make() as resumed:
+            resumed.load_state_dict(states[cut])
+            assert list(resumed) == whole[cut:]
 
 
 # Samples that are left out.

@@ -20,7 +20,7 @@ from stateful_pipes import (
     StatefulDataLoader,
 )
 from stateful_pipes.errors import GlobalGeneratorThreadError, StateMismatchError
-from stateful_pipes.rng import SAMPLE, derive
+from stateful_pipes.rng import PRIVATE, SAMPLE, derive
 from stateful_pipes.ticket import positions_of
 from tests.streams import disturb, generator_states, same
 
@@ -388,6 +388,7 @@ def test_the_order_of_rng_does_not_matter():
         ({"seed": "x"}, TypeError, "got 'x'"),
         ({"seed": True, "rng": ()}, TypeError, "got True"),
         ({"name": 3}, TypeError, "name must be"),
+        ({"reseed": 3}, TypeError, "reseed must be callable, got 3"),
     ],
     ids=str,
 )
@@ -450,3 +451,189 @@ def test_a_fingerprint_through_the_door_is_asked_for_once():
 def test_what_is_no_fingerprint(fingerprint):
     with pytest.raises(TypeError, match="fingerprint must be a string"):
         fingerprinted(fingerprint)
+
+
+# Generators that a transform owns.
+
+
+class Owning:
+    """A data set whose transform draws from generators of its own and remembers how often it was asked."""
+
+    def __init__(self):
+        self.python, self.numpy, self.torch, self.asked = random.Random(), np.random.default_rng(), torch.Generator(), 0
+        self.torch.seed()
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index, *_):
+        self.asked += 1
+        own = self.python.random(), self.numpy.random(), torch.rand((), generator=self.torch).item()
+        return index, *own, self.asked, random.random()
+
+    def reset(self, seed):
+        self.python.seed(seed)
+        self.numpy.bit_generator.state = np.random.PCG64(seed).state
+        self.torch.manual_seed(seed)
+        self.asked = 0
+
+
+def reset(dataset, seed):
+    dataset.reset(seed)
+
+
+def owned(seed=5, reseed=reset, **kwargs):
+    return mapped(map_fn=Owning().__getitem__, seed=seed, reseed=reseed, **kwargs)
+
+
+EVERY_RNG = [("python", "numpy", "torch"), ("python",), "generator", ()]
+
+
+def own(items):
+    return [item[:-1] for item in items]
+
+
+@pytest.mark.parametrize("rng", EVERY_RNG, ids=str)
+@pytest.mark.parametrize("sizes", [[1] * 8, [3, 4, 1], [8]], ids=str)
+def test_own_generators_draw_the_same_in_any_block(rng, sizes):
+    found = own(blocks(owned(rng=rng), sizes))
+    assert same(found, own(blocks(owned(), [8])))
+    assert [item[-1] for item in found] == [1] * 8
+    assert all(len({item[column] for item in found}) == 8 for column in (1, 2, 3))
+
+
+def test_without_reseed_they_do_not():
+    assert not same(own(blocks(owned(reseed=None), [8])), own(blocks(owned(reseed=None), [8])))
+
+
+def test_own_generators_in_a_run_again():
+    node = owned()
+    ticket = node.pull(4)
+    first = node.run(ticket)
+    node.run(node.pull(4))
+    assert same(node.run(ticket), first)
+    assert same(owned(seed=99).run(ticket), first)
+
+
+@pytest.mark.parametrize("rng", EVERY_RNG, ids=str)
+def test_own_generators_get_the_documented_hash(rng):
+    seeds = []
+    node = mapped(map_fn=lambda item, *_: item, rng=rng, reseed=lambda _, seed: seeds.append(seed))
+    for epoch in range(2):
+        node.seek((epoch, 0))
+        blocks(node, [3, 5])
+    assert PRIVATE == 6
+    assert seeds == [derive(5, SAMPLE, epoch, position, PRIVATE) for epoch in range(2) for position in range(8)]
+
+
+def test_own_generators_are_seeded_after_the_global_ones():
+    """What the hook draws is the sample's own too; what it does not draw is there for the map as ever."""
+    seen = blocks(mapped(map_fn=lambda item: random.getstate()), [8])
+    states = []
+    found = blocks(mapped(reseed=lambda *_: states.append(random.getstate())), [8])
+    assert states == seen
+    assert same(found, blocks(mapped(), [8]))
+
+
+def test_two_mappers_of_one_seed_reseed_differently():
+    seeds = [[], []]
+    node = mapped(reseed=lambda _, seed: seeds[0].append(seed))
+    blocks(SeededMapper(node, draws, seed=5, reseed=lambda _, seed: seeds[1].append(seed)), [8])
+    assert len({*seeds[0], *seeds[1]}) == 16
+
+
+def test_one_transform_in_two_mappers():
+    """What one of them leaves the generators at does not show in the other."""
+
+    def of(inner, outer):
+        node = mapped(map_fn=inner.__getitem__, reseed=reset)
+        return SeededMapper(node, lambda item: (item, outer[0]), seed=5, reseed=lambda _, seed: outer.reset(seed))
+
+    shared = Owning()
+    assert same(blocks(of(shared, shared), [3, 5]), blocks(of(Owning(), Owning()), [8]))
+
+
+class Augmenter:
+    def apply(self, item):
+        return item
+
+    __call__ = apply
+
+
+def test_what_the_hook_is_given():
+    augmenter, dataset, listed = Augmenter(), Dataset(), [0] * 8
+    given = []
+    for map_fn in (dataset.__getitem__, listed.__getitem__, augmenter.apply, augmenter, draws):
+        blocks(mapped(map_fn=map_fn, reseed=lambda transform, _: given.append(transform)), [2])
+    assert list(map(id, given)) == [id(one) for one in (dataset, listed, augmenter, augmenter, draws) for _ in range(2)]
+
+
+def test_getitems_is_not_used_with_reseed():
+    dataset = Dataset()
+    assert blocks(mapped(map_fn=dataset.__getitem__, rng=(), reseed=lambda *_: None), [3, 5]) == list(range(0, 80, 10))
+    assert dataset.asked == list(range(8))
+
+
+@pytest.mark.parametrize("rng", [("torch",), "generator", ()], ids=str)
+def test_an_error_of_the_hook_is_told_with_its_place(rng):
+    error = KeyError("no such transform")
+
+    def fails(transform, seed):
+        if seed == derive(5, SAMPLE, 0, 5, PRIVATE):
+            raise error
+
+    node = mapped(map_fn=lambda item, *_: item, rng=rng, reseed=fails)
+    with pytest.raises(KeyError) as caught:
+        blocks(node, [8])
+    assert caught.value is error
+    assert caught.value.__notes__ == ["in node 'mapper' at epoch 0, position 5, index 5"]
+
+
+@pytest.mark.parametrize("rng", EVERY_RNG, ids=str)
+def test_samples_that_are_left_out_do_not_move_the_others(rng):
+    class Broken(Owning):
+        def __getitem__(self, index, *arguments):
+            found = super().__getitem__(index)
+            if index in (2, 5):
+                raise ValueError("broken after it has drawn")
+            return found
+
+    seeds = []
+    node = mapped(map_fn=Broken().__getitem__, rng=rng, reseed=reset, max_skipped=2)
+    node = SeededMapper(node, lambda item: item, seed=5, reseed=lambda _, seed: seeds.append(seed))
+    loader = StatefulDataLoader(SeededBatcher(node, 3, collate_fn=list))
+    found = [item for batch in loader for item in batch]
+    assert same(own(found), [item for item in own(blocks(owned(), [8])) if item[0] not in (2, 5)])
+    assert len(seeds) == 6
+    assert loader.stats()["skipped"] == 2
+
+
+@pytest.mark.parametrize("rng", EVERY_RNG, ids=str)
+def test_whether_there_is_a_hook_is_in_the_state(rng):
+    with_one, without = owned(rng=rng).state_dict(), mapped(rng=rng).state_dict()
+    assert with_one["nodes"]["mapper"]["reseed"] is True
+    assert with_one["nodes"]["mapper"]["seed"] == 5
+    assert "reseed" not in without["nodes"]["mapper"]
+    with pytest.raises(StateMismatchError, match=r"mapper\.reseed"):
+        mapped(rng=rng).load_state_dict(with_one)
+    with pytest.raises(StateMismatchError, match=r"mapper\.reseed"):
+        owned(rng=rng).load_state_dict(without)
+
+
+@pytest.mark.parametrize("rng", EVERY_RNG, ids=str)
+def test_a_state_brings_the_seed_of_own_generators(rng):
+    node = owned(rng=rng, seed=99)
+    node.load_state_dict(owned(rng=rng).state_dict())
+    assert same(own(blocks(node, [8])), own(blocks(owned(), [8])))
+
+
+def test_a_plain_map_with_a_hook_draws_a_seed_at_construction():
+    torch.manual_seed(4)
+    node = owned(rng=(), seed=None)
+    torch.manual_seed(4)
+    assert node.seed == int(torch.empty((), dtype=torch.int64).random_())
+
+
+@pytest.mark.parametrize("rng", ["generator", ()], ids=str)
+def test_own_generators_on_any_thread(rng):
+    assert same(in_thread(lambda: own([next(owned(rng=rng))])), own(blocks(owned(), [8])[:1]))
