@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cached_property, partial
-from itertools import islice
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
 from typing import Any, NamedTuple
 
+from stateful_pipes.caught import add_note
 from stateful_pipes.errors import Difference, ResumableModeRequiredError, StateMismatchError
 from stateful_pipes.fields import Rule, Scalar, counter
 from stateful_pipes.node import Node
+from stateful_pipes.nodes.onwards import Onwards, takes_an_argument
 from stateful_pipes.nodes.user_error import raise_noted
 from stateful_pipes.ticket import EpochEnd, Mark, Samples, Ticket, positions_of
 
 __all__ = ["BatchInfo", "ExternalSource", "SampleInfo"]
+
+_INSTEAD = "write a function of the batch's index (or of a SampleInfo, with batch=False), which raises StopIteration at the end"
 
 
 class BatchInfo(NamedTuple):
@@ -46,6 +48,12 @@ class SampleInfo(NamedTuple):
     epoch_idx: int
 
 
+_GIVEN_BY = {
+    **dict.fromkeys(SampleInfo._fields, "batch=False calls it with a SampleInfo"),
+    **dict.fromkeys(BatchInfo._fields, "batch_info=True calls it with a BatchInfo"),
+}
+
+
 class ExternalSource(Node[Any]):
     """Yields what a function gives for its place in the stream, epoch after epoch, until it raises StopIteration.
 
@@ -58,9 +66,10 @@ class ExternalSource(Node[Any]):
     only the function knows the end, an item is handed out when the one after it has been made, and the length is not known.
 
     A function of no argument, an iterable or a generator can be read only onwards. That works, in the main process: an iterable
-    is iterated anew each epoch. Its position is not captured, of which it warns; loading a state is refused, and so is a
-    move where it cannot be begun anew. What had been read ahead is lost where the loader is closed, a sample fails or Ctrl-C
-    comes.
+    or generator function is begun anew each epoch; of an iterator, a generator or a function of no argument the next epoch is
+    what it still gives, and if that is nothing a warning says so, once. The position is not captured, as is told when it is
+    made: every load of a state is refused, and so is a move where it cannot be begun anew. What had been read ahead is lost where
+    the loader is closed, a sample fails or Ctrl-C comes.
 
     Args:
         source: Called with where it is: with batch=True the index of the batch in its epoch, or with batch_info=True a
@@ -103,19 +112,21 @@ class ExternalSource(Node[Any]):
                 raise TypeError(f"{argument} must be a bool, got {value!r}")
         if batch_info and not batch:
             raise ValueError("batch_info=True is for batch=True: a source of samples gets a SampleInfo")
-        is_indexed = _takes_an_argument(source)
+        is_indexed = takes_an_argument(source)
         super().__init__(name=name)
         self.batch = batch
         self.batch_info = batch_info
         self.source = source if is_indexed else None
-        self._onwards = None if is_indexed else _Onwards(source)
+        self._onwards = None if is_indexed else Onwards(source)
         self._epoch, self._consumed, self._iteration = 0, 0, 0
+        self._has_warned = False
         if not is_indexed:
-            warnings.warn(
-                f"{self.name}: the position of {source!r:.80} is not captured in the state, so it cannot be resumed; {_INSTEAD}",
-                UserWarning,
-                stacklevel=2,
-            )
+            told = f"{self.name}: the position of {source!r:.80} is not captured in the state"
+            warnings.warn(f"{told}, and every load of one will be refused; to resume, {_INSTEAD}", UserWarning, stacklevel=2)
+
+    @property
+    def runs_on(self) -> bool:
+        return self._onwards is None  # else what the next epoch is for would be taken before that is wanted
 
     @cached_property
     def ends_in_run(self) -> bool:
@@ -126,7 +137,7 @@ class ExternalSource(Node[Any]):
             self.no_batches()
         read: Any = self._iteration
         if self._onwards is not None:
-            read = self._onwards.read(count)
+            read = self._read(self._onwards, count)
             if len(read) < count and not (read and self.batch):
                 self.next_epoch((self._epoch,))
                 raise StopIteration
@@ -135,6 +146,17 @@ class ExternalSource(Node[Any]):
         self._consumed += count
         self._iteration += count if self.batch else 1
         return ticket
+
+    def _read(self, onwards: Onwards, count: int) -> list[Any]:
+        try:
+            read = onwards.read(count)
+        except Exception as error:
+            raise_noted(error, onwards.source, f"in node {self.name!r} at epoch {self._epoch}, position {self._consumed}")
+        if not (read or self._consumed or onwards.is_repeatable or self._has_warned) and self._epoch > 0:
+            self._has_warned = True
+            told = f"{self.name}: epoch {self._epoch} is empty: {onwards.source!r:.80} has ended and cannot be begun anew"
+            warnings.warn(f"{told}; give a generator function or an iterable, or {_INSTEAD}", UserWarning, stacklevel=1)
+        return read
 
     def run(self, ticket: Ticket) -> list[Any]:
         if self.source is None:
@@ -156,6 +178,8 @@ class ExternalSource(Node[Any]):
         except StopIteration:
             raise EpochEnd from None
         except Exception as error:
+            if isinstance(error, AttributeError) and error.obj is argument and error.name in _GIVEN_BY:
+                add_note(error, _GIVEN_BY[error.name])
             raise_noted(error, source, f"in node {self.name!r} at position {position}, called with {argument!r}")
 
     def samples(self, ticket: Ticket) -> Samples:
@@ -180,8 +204,7 @@ class ExternalSource(Node[Any]):
         return {"epoch": counter, "consumed": counter, "iteration": counter}
 
     def locate(self, entry: Mapping[str, Any], parts: tuple[Mark, ...]) -> Mark:
-        if self._onwards is not None:
-            raise ResumableModeRequiredError("this source can be read only onwards", node=self.name, remedy=_INSTEAD)
+        self._require(self._onwards is None)
         consumed, iteration = entry["consumed"], entry["iteration"]
         fits = consumed == iteration if self.batch else iteration <= consumed and (iteration > 0) == (consumed > 0)
         if not fits:
@@ -190,100 +213,15 @@ class ExternalSource(Node[Any]):
         return (entry["epoch"], consumed, iteration)
 
     def start(self, epoch: int) -> Mark:
-        if self._onwards is not None and not self._onwards.is_repeatable:
-            raise ResumableModeRequiredError("this source can be read only onwards", node=self.name, remedy=_INSTEAD)
+        self._require(self._onwards is None or self._onwards.is_repeatable)
         return (epoch, 0, 0)
+
+    def _require(self, can_be_moved: bool) -> None:
+        if not can_be_moved:
+            raise ResumableModeRequiredError("this source can be read only onwards", node=self.name, remedy=_INSTEAD)
 
     def at_start(self, mark: Mark) -> bool:
         return bool(mark[1] == 0)
 
     def next_epoch(self, mark: Mark) -> None:
         self.seek((mark[0] + 1, 0, 0))
-
-
-_INSTEAD = "write a function of the batch's index (or of a SampleInfo, with batch=False), which raises StopIteration at the end"
-
-
-class _Onwards:
-    """What can be read only onwards."""
-
-    def __init__(self, source: Any) -> None:
-        self._source = source
-        makes_generators = _any_of(source, inspect.isgeneratorfunction)
-        self._is_function = callable(source) and not makes_generators
-        self.is_repeatable = makes_generators or not (self._is_function or isinstance(source, Iterator))
-        """Whether an epoch can be begun anew."""
-        self._items: Iterator[Any] | None = None
-        self._error: Exception | None = None
-
-    def begin(self) -> None:
-        """An epoch: what is repeatable from its start, else from where it is."""
-        if self.is_repeatable:
-            self._items, self._error = None, None
-
-    def read(self, count: int) -> list[Any]:
-        """The next items, fewer at the end of the epoch; an error again and again, since a generator ends with it."""
-        if self._error is not None:
-            raise self._error
-        try:
-            return list(islice(self._opened(), count))
-        except BaseException as error:
-            if not self._is_function:
-                self._error = self._remembered(error)
-            raise
-
-    def _opened(self) -> Iterator[Any]:
-        """Of a function a new one each time: an interrupt ends a generator, and is not to look like the end of the source."""
-        source = self._source
-        if self._is_function:
-            return _called(source)
-        if self._items is None:
-            self._items = iter(source() if callable(source) else source)
-        return self._items
-
-    def _remembered(self, error: BaseException) -> Exception | None:
-        if isinstance(error, Exception):
-            return error
-        if inspect.isgenerator(self._items) and self._items.gi_frame is None:
-            return RuntimeError("the generator was interrupted, which ended it before its end")
-        return None
-
-
-def _called(function: Callable[[], Any]) -> Iterator[Any]:
-    while True:
-        try:
-            item = function()
-        except StopIteration:
-            return
-        yield item
-
-
-def _takes_an_argument(source: object) -> bool:
-    """Whether it is a function of where it is; TypeError if it is nothing that can be read."""
-    if not callable(source):
-        if not isinstance(source, Iterable):
-            hint = "; of a dataset, give its __getitem__" if hasattr(source, "__getitem__") else ""
-            raise TypeError(f"source must be callable or iterable, got {source!r:.80}{hint}")
-        return False
-    if _any_of(source, inspect.iscoroutinefunction, inspect.isasyncgenfunction):
-        raise TypeError(f"source must not be async, got {source!r}")
-    try:
-        parameters = inspect.signature(source).parameters.values()
-    except (TypeError, ValueError):  # one in C that does not tell
-        return True
-    places = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
-    needed = [one for one in places if one.default is one.empty]
-    if len(needed) > 1 or any(one.kind is one.KEYWORD_ONLY and one.default is one.empty for one in parameters):
-        raise TypeError(f"source must take one argument or none, got {source!r}")
-    takes = bool(places) or any(one.kind is one.VAR_POSITIONAL for one in parameters)
-    if takes and _any_of(source, inspect.isgeneratorfunction):
-        raise TypeError(f"a generator function takes no argument, got {source!r}")
-    return takes
-
-
-def _any_of(source: Any, *kinds: Callable[[Any], bool]) -> bool:
-    """Whether it is a function of one of these kinds, or an object that is called as one."""
-    while isinstance(source, partial):
-        source = source.func
-    called = (source, type(source).__call__) if callable(source) else ()
-    return any(kind(one) for one in called for kind in kinds)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from stateful_pipes.errors import ResumableBatchConfigurationError, ResumableModeRequiredError
 from stateful_pipes.fields import Rule, Scalar, counter
 from stateful_pipes.node import Node
+from stateful_pipes.nodes.onwards import Pass
 from stateful_pipes.nodes.user_error import raise_noted
 from stateful_pipes.ticket import Mark, Samples, Ticket, positions_of
 
@@ -33,23 +33,18 @@ class PlainSamplerNode(Node[Any]):
         self._makes_batches = makes_batches
         super().__init__()
         self._epoch, self._position = 0, 0
-        self._pass: Iterator[Any] | None = None
+        self._pass = Pass(sampler)
 
     @property
     def runs_on(self) -> bool:
         return False
 
     def pull(self, count: int | None) -> Ticket:
-        wanted = 1 if count is None else count
         try:
-            if self._pass is None:
-                self._pass = iter(self.sampler)
-            found = list(islice(self._pass, wanted))
+            found = self._pass.read(1 if count is None else count)
             items = found if count is not None or not found else list(found[0])
         except Exception as error:
             raise_noted(error, self.sampler, f"in node {self.name!r} at epoch {self._epoch}, position {self._position}")
-        if len(found) < wanted:
-            self._pass = iter(())  # some iterators go on after their end, with what is for the next epoch
         if not found:
             self.next_epoch(self.mark())
             raise StopIteration
@@ -75,7 +70,7 @@ class PlainSamplerNode(Node[Any]):
                 remedy="Call iter() again, which starts anew, or use resumable=True",
             )
         if mark[1] == 0:
-            self._pass = None
+            self._pass.begin()
         self._epoch, self._position = mark
 
     def values(self, mark: Mark) -> dict[str, Scalar]:
@@ -91,7 +86,7 @@ class PlainSamplerNode(Node[Any]):
         return (epoch, 0)
 
     def next_epoch(self, mark: Mark) -> None:
-        self._pass = None
+        self._pass.begin()
         self._epoch, self._position = mark[0] + 1, 0
 
     def set_sampler_epoch(self, epoch: int) -> None:

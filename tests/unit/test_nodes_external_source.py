@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 from functools import partial
 
 import pytest
@@ -166,6 +167,24 @@ def test_an_error_is_told_in_its_turn_with_its_place(workers):
         assert list(loader) == [2, 3]
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    ("asks", "arguments", "hint"),
+    [
+        (lambda info: info.iteration, {}, ["batch_info=True calls it with a BatchInfo"]),
+        (lambda info: info.epoch_idx, {}, ["batch_info=True calls it with a BatchInfo"]),
+        (lambda info: info.idx_in_epoch, {}, ["batch=False calls it with a SampleInfo"]),
+        (lambda info: info.idx_in_batch, {"batch_info": True}, ["batch=False calls it with a SampleInfo"]),
+        (lambda info: info.index, {}, []),
+        (lambda info: Reader().iteration, {}, []),
+    ],
+)
+def test_an_argument_of_another_kind_is_hinted_at(asks, arguments, hint, workers):
+    with pytest.raises(AttributeError, match="has no attribute") as caught:
+        epochs(ExternalSource(asks, **arguments), 1, workers)
+    assert [note for note in caught.value.__notes__ if "calls it with" in note] == hint
+
+
 def test_a_sample_that_is_left_out_counts_when_its_batch_is_handed_out():
     def odd(sample):
         if sample[0] == 3:
@@ -271,15 +290,84 @@ ONWARDS = {
 @pytest.mark.parametrize("kind", ONWARDS)
 def test_what_can_be_read_only_onwards_works_and_is_not_resumed(kind, workers):
     make, expected = ONWARDS[kind]
-    with pytest.warns(UserWarning, match=r"external_source: the position of .* write a function of the batch's index") as told:
+    match = (
+        r"external_source: the position of .* every load of one will be refused; to resume, write a function of the batch's index"
+    )
+    with pytest.warns(UserWarning, match=match) as told:
         node = ExternalSource(make())
     assert len(told) == 1
     with StatefulDataLoader(ProcessPrefetcher(node, workers)) as loader:
-        assert [list(loader) for _ in range(3)] == expected
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            assert list(loader) == expected[0]
+            assert told == []  # an epoch that is not asked for is not missed
+            assert [list(loader) for _ in range(2)] == expected[1:]
+        words = [] if expected[1] else ["external_source: epoch 1 is empty", "cannot be begun anew; give a generator function"]
+        assert len(told) == bool(words)
+        assert all(word in str(told[0].message) for word in words)
         state = loader.state_dict()
         for load in (loader.load_state_dict, loader.validate_state_dict):
             with pytest.raises(ResumableModeRequiredError, match="write a function of the batch's index"):
                 load(state)
+
+
+class GoesOn:
+    """After its end it goes on with the next epoch; of no argument or iterated."""
+
+    def __init__(self, length):
+        self.length, self.epoch, self.at = length, 0, 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.at == self.length:
+            self.epoch, self.at = self.epoch + 1, 0
+            raise StopIteration
+        self.at += 1
+        return self.epoch, self.at - 1
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+@pytest.mark.parametrize("make", [GoesOn, lambda length: GoesOn(length).__next__], ids=["iterator", "function"])
+def test_what_goes_on_after_its_end_ends_its_epoch(make, count, workers):
+    with pytest.warns(UserWarning, match="not captured"):
+        node = ExternalSource(make(3))
+    with StatefulDataLoader(ProcessPrefetcher(SeededBatcher(node, count, collate_fn=list, seed=1), workers)) as loader:
+        for epoch in range(3):
+            items = [(epoch, index) for index in range(3)]
+            batches = [items[start : start + count] for start in range(0, 3, count)]
+            assert [batch for batch, _ in zip(loader, range(9), strict=False)] == batches
+
+
+class Both:
+    """Iterated, as DALI does, though it may be called too."""
+
+    def __call__(self):
+        return 0
+
+    def __iter__(self):
+        return iter([1, 2])
+
+
+def test_what_is_iterable_is_iterated():
+    with pytest.warns(UserWarning, match="not captured"):
+        loader = StatefulDataLoader(ExternalSource(Both()))
+    assert [[item for item, _ in zip(loader, range(9), strict=False)] for _ in range(2)] == [[1, 2]] * 2
+
+
+class StopsAtIter:
+    def __iter__(self):
+        raise StopIteration
+
+
+def test_a_stop_iteration_that_leaks_is_no_end():
+    with pytest.warns(UserWarning, match="not captured"):
+        loader = StatefulDataLoader(ExternalSource(StopsAtIter()))
+    with pytest.raises(RuntimeError, match="raised StopIteration") as caught:
+        list(loader)
+    assert "in node 'external_source' at epoch 0, position 0" in caught.value.__notes__
 
 
 @pytest.mark.parametrize("kind", ONWARDS)
@@ -310,8 +398,9 @@ def test_an_error_of_a_generator_is_no_end():
         batches = iter(loader)
         if place_of(loader) == (0, 0):
             assert next(batches) == 1
-        with pytest.raises(ValueError, match="broken"):
+        with pytest.raises(ValueError, match="broken") as caught:
             next(batches)
+        assert "in node 'external_source' at epoch 0, position 1" in caught.value.__notes__
         loader.close()
 
 
