@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from stateful_pipes.cli import demo
+from stateful_pipes.cli import demo, diff, inspect
 
 __all__ = ["main"]
 
-_COMMANDS = (demo,)
+_COMMANDS = (demo, inspect, diff)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
