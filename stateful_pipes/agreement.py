@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
@@ -14,8 +14,10 @@ import torch.distributed as dist
 from stateful_pipes.caught import brief
 from stateful_pipes.contract import NodeContract, walk
 from stateful_pipes.errors import StateMismatchError
-from stateful_pipes.fields import tally
+from stateful_pipes.fields import adopted_seed, tally, text
 from stateful_pipes.nodes.dealing import DealingNode
+from stateful_pipes.nodes.foreign import ForeignNode
+from stateful_pipes.pipeline_state import check
 
 __all__ = ["check_agreement", "failing_together", "keeping_nobody_waiting"]
 
@@ -35,23 +37,51 @@ def keeping_nobody_waiting(top: NodeContract) -> Iterator[None]:
         raise
 
 
-def check_agreement(top: NodeContract, state: object) -> None:
+def check_agreement(top: NodeContract, state: object, allow: Collection[str] | None = None) -> None:
     """Compares what the ranks of the default process group are about to load; all of them have to call it.
 
-    Only a pipeline that is dealt out to that group's ranks is compared: one with a world size of its own (each process
-    its own data, or a part of the ranks alone) asks nobody. Left out is what each rank may have for itself: the entries
-    of sources that are not dealt out and of the nodes above them, counts of samples left out, and the versions of the
-    libraries that wrote the state. One gather of a digest; where the digests differ, a second one of what differs.
+    Only a pipeline that is dealt out to that group's ranks, or whose reader has as many shards (a `FileReader`'s, or DALI's),
+    is compared: one with another world size (each process its own data, or a part of the ranks alone) asks nobody. Left
+    out is what each rank may have for itself: the entries of other sources and of the nodes above them, of shards the seeds
+    but that by which all are shuffled, and what a buffer or DALI's checkpoint holds; counts of samples left out, and the
+    versions of the libraries that wrote the state. One gather of a digest; where the digests differ, or a rank refuses its
+    state, a second one of what is wrong.
+
+    Args:
+        top: The pipeline's.
+        state: What this rank is about to load.
+        allow: As `load` takes it, which is then asked beforehand whether it will refuse the state; None asks nothing.
 
     Raises:
-        StateMismatchError: on all ranks alike; it names the ranks that differ from most, and the entries.
+        StateMismatchError: on all ranks alike; it names the ranks that differ from most, and the entries. Or on those ranks
+            that would load their states, where others refuse theirs; `load` tells these why.
     """
     world_size = _sharing(top)
     if world_size == 1:
         return
     told = json.dumps(_common(top, state, world_size), sort_keys=True)
-    if len(set(_gathered(hashlib.sha256(told.encode()).digest(), world_size))) > 1:
+    refusal = "" if allow is None else _refusal(top, state, allow)
+    digests, refused = zip(*_gathered((hashlib.sha256(told.encode()).digest(), bool(refusal)), world_size), strict=True)
+    if len(set(digests)) > 1:
         raise StateMismatchError(_disagreement(_gathered(told, world_size)))
+    if any(refused):
+        _raise_others(_gathered(refusal, world_size), but=refusal)
+
+
+def _refusal(top: NodeContract, state: Any, allow: Collection[str]) -> str:
+    try:
+        if state != {}:  # which does nothing
+            check(top, state, allow)
+    except Exception as error:
+        return brief(error)
+    return ""
+
+
+def _raise_others(told: list[str], but: str = "") -> None:
+    """Raises what other ranks told, unless this one has something of its own to tell."""
+    failed = [f"rank {rank}: {one}" for rank, one in enumerate(told) if one]
+    if failed and not but:
+        raise StateMismatchError("\n  ".join(["another rank refused its own", *failed[:_SHOWN]]))
 
 
 @contextmanager
@@ -69,9 +99,7 @@ def failing_together(tops: Iterable[NodeContract]) -> Iterator[None]:
             _gathered(brief(error), world_size)
         raise
     if world_size > 1:
-        failed = [f"rank {rank}: {told}" for rank, told in enumerate(_gathered("", world_size)) if told]
-        if failed:
-            raise StateMismatchError("\n  ".join(["another rank refused its own", *failed[:_SHOWN]]))
+        _raise_others(_gathered("", world_size))
 
 
 def _sharing(top: NodeContract) -> int:
@@ -79,7 +107,7 @@ def _sharing(top: NodeContract) -> int:
     if not (dist.is_available() and dist.is_initialized()):
         return 1
     world_size = dist.get_world_size()
-    return world_size if any(_is_dealt(node, world_size) for node in walk(top)) else 1
+    return world_size if len(_own(top, world_size)) < len(list(walk(top))) else 1
 
 
 def _gathered(value: T, world_size: int) -> list[T]:
@@ -89,22 +117,36 @@ def _gathered(value: T, world_size: int) -> list[T]:
     return found
 
 
-def _is_dealt(node: NodeContract, world_size: int) -> bool:
-    return isinstance(node, DealingNode) and node.world_size == world_size
-
-
 def _own(node: NodeContract, world_size: int) -> list[str]:
     """The nodes that may stand elsewhere on each rank: sources that are not dealt out, and what is above them."""
-    if _is_dealt(node, world_size):
-        return []
+    if isinstance(node, DealingNode):
+        # One that does not deal out to these ranks reads from what is below it as it will, such as a mixture of shards.
+        return [] if node.world_size == world_size else [one.name for one in walk(node)]
+    if not node.sources:
+        return [] if _is_shard(node, world_size) else [node.name]
     below = [name for source in node.sources for name in _own(source, world_size)]
-    return [*below, node.name] if below or not node.sources else []
+    return [*below, node.name] if below else []
+
+
+def _is_shard(node: NodeContract, world_size: int) -> bool:
+    """Whether it reads one of as many shards as there are ranks, each of which then takes as many steps."""
+    held = node.node if isinstance(node, ForeignNode) else node
+    return hasattr(held, "reader_meta") and held.reader_meta().get("number_of_shards") == world_size
+
+
+def _left_out(node: NodeContract, world_size: int) -> set[str]:
+    """The fields of a node's entry that each rank may have for itself."""
+    rules = node.rules()
+    found = {key for key, rule in rules.items() if rule is tally}
+    if any(_is_shard(one, world_size) for one in walk(node)):
+        found |= {key for key, rule in rules.items() if rule in (adopted_seed, text) and key != "shuffle_after_epoch_seed"}
+    return found
 
 
 def _common(top: NodeContract, state: Any, world_size: int) -> dict[str, Any]:
     """What has to be equal on all ranks, flat. Never an error: the others would wait for this rank in vain."""
     own = _own(top, world_size)
-    left_out = {f"{node.name}.{key}" for node in walk(top) for key, rule in node.rules().items() if rule is tally}
+    left_out = {f"{node.name}.{key}" for node in walk(top) for key in _left_out(node, world_size)}
     left_out |= {"library", "versions", "batch"} | ({"epoch"} if top.name in own else set())
     try:
         found = {key: value for key, value in state.items() if key != "nodes"}

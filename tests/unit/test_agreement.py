@@ -8,10 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch.distributed as dist
-from torchdata.nodes import IterableWrapper
+from torchdata.nodes import BaseNode, IterableWrapper
 
 from stateful_pipes import (
     CheckpointManager,
+    FileReader,
     IndexFilter,
     Mixer,
     Node,
@@ -22,6 +23,7 @@ from stateful_pipes import (
     SequentialSampler,
     StatefulDataLoader,
 )
+from stateful_pipes.agreement import check_agreement
 from stateful_pipes.errors import StateMismatchError
 
 
@@ -356,3 +358,149 @@ def test_what_lies_below_the_node_that_deals_is_compared(ranks, make):
     told = ranks.load(make, states)
     assert told == [told[0]] * 4
     assert "rank 0: one.consumed 29 instead of" in told[0]
+
+
+# Shards.
+
+
+@pytest.fixture
+def sharded(tmp_path):
+    """Makes each rank's loader over its shard of the files; each has seeds of its own."""
+    for number in range(21):
+        (tmp_path / f"{number:02}").write_bytes(b"")
+
+    def make(rank, batch_size=2, **options):
+        options = {"random_shuffle": True, "initial_fill": 3, "seed": rank, "num_shards": 4, "shard_id": rank} | options
+        reader = FileReader(tmp_path, [f"{number:02}" for number in range(21)], **options)
+        return StatefulDataLoader(
+            SeededBatcher(SeededMapper(reader, label_of, seed=rank, rng="generator"), batch_size, seed=rank)
+        )
+
+    return make
+
+
+def label_of(item, rng):
+    return item[1].item()
+
+
+def test_shards_that_stand_at_the_same_step_are_loaded(ranks, sharded):
+    states = ranks.run(lambda rank: state_of(sharded(rank), 2))
+    assert len({one["nodes"]["file_reader"]["buffer"] for one in states}) == 4
+    assert ranks.load(sharded, states) == [None] * 4
+    assert ranks.load(sharded, [states[0]] * 4) == [None] * 4  # one serves all
+    assert ranks.gathers == 2
+
+
+@pytest.mark.parametrize(("read", "shown"), [(1, "consumed 2 instead of 4"), (3, "epoch 1 instead of 0")])
+def test_a_shard_at_another_step_is_named_on_all_ranks(ranks, sharded, read, shown):
+    states = ranks.run(lambda rank: state_of(sharded(rank), read if rank == 2 else 2))
+    told = ranks.load(sharded, states)
+    assert told == [told[0]] * 4
+    assert "ranks [2] were given another one than ranks [0, 1, 3]" in told[0]
+    assert f"file_reader.{shown}" in told[0]
+    assert "seed" not in told[0]
+    assert "buffer" not in told[0]
+
+
+def test_shards_that_are_shuffled_under_different_seeds_would_overlap(ranks, sharded):
+    def make(rank):
+        return sharded(rank, random_shuffle=False, shuffle_after_epoch=True, shuffle_after_epoch_seed=int(rank == 1))
+
+    told = ranks.load(make, ranks.run(lambda rank: state_of(make(rank), 1)))
+    assert [one and one.splitlines()[1] for one in told] == ["  rank 1: file_reader.shuffle_after_epoch_seed 1 instead of 0"] * 4
+
+
+def test_shards_that_are_not_the_ranks_ask_nobody(ranks, sharded):
+    def make(rank):
+        return sharded(rank % 2, num_shards=2)
+
+    assert ranks.load(make, ranks.run(lambda rank: state_of(make(rank), 1 + rank))) == [None] * 4
+    assert ranks.gathers == 0
+
+
+def test_a_mixture_of_shards_reads_from_each_as_it_will(ranks, tmp_path):
+    for number in range(9):
+        (tmp_path / f"{number:02}").write_bytes(b"")
+
+    def make(rank):
+        readers = [FileReader(tmp_path, [f"{i:02}" for i in range(9)], num_shards=4, shard_id=rank, name=name) for name in "ab"]
+        return StatefulDataLoader(SeededMapper(Mixer(readers, [1, 1], seed=rank), label_of, seed=rank, rng="generator"))
+
+    states = ranks.run(lambda rank: state_of(make(rank), 3))
+    assert len({one["nodes"]["a"]["consumed"] for one in states}) > 1
+    assert ranks.load(make, states) == [None] * 4
+    assert ranks.gathers == 0
+
+
+class Reader(BaseNode):
+    """Stands for a pipeline of DALI's: its state says more than where it stands."""
+
+    def __init__(self, rank):
+        super().__init__()
+        self.rank = rank
+
+    def reset(self, initial_state=None):
+        super().reset(initial_state)
+        self.at = 0 if initial_state is None else initial_state["at"]
+
+    def next(self):
+        self.at += 1
+        return self.at
+
+    def get_state(self):
+        return {"at": self.at, "rank": self.rank}
+
+    def reader_meta(self):
+        return {"number_of_shards": 4}
+
+
+def test_pipelines_of_dali_s_are_compared_by_their_step(ranks):
+    def make(rank):
+        return StatefulDataLoader(SeededMapper(Reader(rank), drawn, seed=rank, rng="generator"))
+
+    states = ranks.run(lambda rank: state_of(make(rank)))
+    assert len({one["nodes"]["reader"]["state"] for one in states}) == 4
+    assert ranks.load(make, states) == [None] * 4
+    states[3] = ranks.run(lambda rank: state_of(make(rank), 1))[3]
+    told = ranks.load(make, states)
+    assert [one and one.splitlines()[1] for one in told] == ["  rank 3: reader.position 1 instead of 3"] * 4
+
+
+# Where one refuses its state.
+
+
+def refusals(ranks, make, states, allow=()):
+    """What `check_agreement` raised on each rank."""
+
+    def one(rank):
+        try:
+            check_agreement(make(rank).pipeline, states[rank], allow)
+        except StateMismatchError as error:
+            return str(error)
+
+    return ranks.run(one)
+
+
+def test_where_one_rank_will_refuse_its_state_the_others_do_not_load(ranks, sharded):
+    states = ranks.run(lambda rank: state_of(sharded(rank), 2))
+    assert refusals(ranks, sharded, states) == [None] * 4
+    assert ranks.gathers == 1
+    states[1] = changed(states[1], "file_reader", buffer="1/damaged")
+    told = refusals(ranks, sharded, states)
+    assert told == [told[0], None, told[0], told[0]]  # rank 1 will raise it itself
+    assert "another rank refused its own\n  rank 1: stateful_pipes.errors.StateMismatchError" in told[0]
+    assert "file_reader.buffer" in told[0]
+
+
+def test_a_rank_whose_pipeline_is_another_keeps_nobody_waiting(ranks, sharded):
+    states = [ranks.run(lambda rank: state_of(sharded(rank), 2))[0]] * 4
+
+    def make(rank):
+        return sharded(rank, 3 if rank == 3 else 2)
+
+    told = refusals(ranks, make, states)
+    assert told == [told[0]] * 3 + [None]
+    assert "batch_size: saved 2, here 3" in told[0]
+    assert refusals(ranks, make, states, allow=("batch_size",)) == [None] * 4
+    assert refusals(ranks, make, [{}] * 4) == [None] * 4
+    assert refusals(ranks, make, [None] * 4) == [None] * 4  # all will
