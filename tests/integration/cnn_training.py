@@ -99,7 +99,7 @@ class Trainer(TrainingResumeMixin):
             "scaler": (self.scaler.get_scale(), self.scaler._get_growth_tracker()),
             "losses": self.losses,
             "micro_steps": self.micro_steps,
-            "positions": [one.position for one in self._resume_loaders().values()],
+            "positions": [one.position[:3] for one in self._resume_loaders().values()],
         }
 
     @serialized_training
