@@ -115,7 +115,7 @@ def _of_json(path: str, size: int) -> AnyFile:
     except (ValueError, RecursionError) as error:
         raise CheckpointFileError(f"it begins like JSON, but {brief(error)}") from error
     if not isinstance(body, dict) or not {"sha256", "state"} <= body.keys():
-        return AnyFile(path, f"{_holding(body)}JSON", size, "", body)
+        return AnyFile(path, f"JSON{_holding(body)}", size, "", body)
     try:
         held_in(data)
         checksum = "right"
@@ -135,11 +135,12 @@ def _of_torch(path: str, size: int, *, is_archive: bool) -> AnyFile:
     except Exception as error:  # whatever torch and pickle make of other bytes
         # Of a long text this is what was found; the rest advises to run the code in the file.
         told = re.search(r"Unpickler error: ([^\n]*)", str(error))
-        raise CheckpointFileError(f"torch.load(weights_only=True) cannot read it: {told[1] if told else brief(error)}") from error
+        why = told[1] if told else brief(error).partition(". ")[0]
+        raise CheckpointFileError(f"torch.load(weights_only=True) cannot read it: {why}") from error
     if isinstance(value, Mapping) and TRAINING_STATE in value:
         kind = "paused training of stateful_pipes.training"
     else:
-        kind = "checkpoint of a CheckpointManager" if is_sealed else f"{_holding(value)}file of torch.save"
+        kind = "checkpoint of a CheckpointManager" if is_sealed else f"file of torch.save{_holding(value)}"
     return AnyFile(path, kind, size, "right" if is_sealed else "", value)
 
 
@@ -156,7 +157,7 @@ def _loaded(path: str, size: int, load: dict[str, Any]) -> tuple[Any, bool]:
 
 
 def _holding(value: object) -> str:
-    return "state of a loader, " if is_state(value) else ""
+    return " with a loader's state" if is_state(value) else ""
 
 
 # What is in it.

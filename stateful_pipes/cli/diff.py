@@ -60,21 +60,32 @@ def _run(arguments: argparse.Namespace) -> int:
     if len(files) < 2 or files_damaged:
         return 2
     one, other = files
-    found = _of_files(one, other)
+    alone = _states_alone(one, other)
+    if alone:
+        found = differences(alone[0], alone[1])
+    else:
+        found = chain(differences(one.value, other.value), differences(one.user, other.user, "user"))
     some = list(islice(found, arguments.limit))
     more = sum(1 for _ in found)
-    head = [f"A: {one.title}", f"B: {other.title}", *islice(_distances(one.value, other.value), arguments.limit)]
-    say([*head, *some, *([f"and {counted(more, 'more difference')}"] if more else []), *([] if some else ["equal"])])
+    say(
+        [
+            f"A: {one.title}",
+            f"B: {other.title}",
+            *islice(_distances(one.value, other.value), arguments.limit),
+            *(["only the loaders' states are compared"] if alone else []),
+            *(some or ["equal"]),
+            *([f"and {counted(more, 'more difference')}"] if more else []),
+        ]
+    )
     return 1 if some else 0
 
 
-def _of_files(one: AnyFile, other: AnyFile) -> Iterator[str]:
-    """A line for each difference; where one file is a loader's state, the other's only one is compared with it."""
-    values = [one.value, other.value]
-    found = [[state for _, state in states_in(value)] for value in values]
-    if is_state(values[0]) != is_state(values[1]) and len(found[0]) == len(found[1]) == 1:
-        return differences(found[0][0], found[1][0])
-    return chain(differences(*values), differences(one.user, other.user, "user"))
+def _states_alone(one: AnyFile, other: AnyFile) -> tuple[Mapping[str, Any], ...]:
+    """Where one file is a loader's state and the other holds just one among other things: those two; else nothing."""
+    if is_state(one.value) == is_state(other.value):
+        return ()
+    found = tuple(state for file in (one, other) for _, state in islice(states_in(file.value), 2))
+    return found if len(found) == 2 else ()
 
 
 class _Pair(NamedTuple):
@@ -147,7 +158,7 @@ def _told(one: Any, other: Any) -> str:
     if isinstance(one, (torch.Tensor, np.ndarray)) and type(one) is type(other):
         if shown(one) != shown(other):
             return f"A {shown(one)}; B {shown(other)}"
-        differing = _differing(torch.as_tensor(one), torch.as_tensor(other))
+        differing = _differing(one, other)
         return f"{shown(one)}, {differing}" if differing else ""
     if _same(one, other):
         return ""
@@ -164,7 +175,7 @@ def _told(one: Any, other: Any) -> str:
 def _same(one: Any, other: Any) -> bool:
     if type(one) is not type(other):
         return False
-    if isinstance(one, float):  # NaN is NaN, and 0.0 not -0.0
+    if isinstance(one, (float, complex, np.generic)):  # NaN is NaN, and 0.0 not -0.0
         return repr(one) == repr(other)
     try:
         return bool(one == other)
@@ -182,18 +193,25 @@ def _of_texts(one: Any, other: Any) -> str:
     return f"from {unit} {first:,} on, A ...{one[part]!r}..., B ...{other[part]!r}..."
 
 
-def _differing(one: torch.Tensor, other: torch.Tensor) -> str:
-    """In how many values two tensors of one type and shape differ, bit for bit."""
+def _differing(one: Any, other: Any) -> str:
+    """In how many values two tensors or arrays of one type and shape differ, bit for bit."""
     try:
-        bits = [each.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8) for each in (one, other)]
-        width = max(1, one.element_size())
-        count = int((bits[0] != bits[1]).reshape(-1, width).any(1).sum()) if bits[0].numel() else 0
-        return f"{count:,} of {one.numel():,} values differ" if count else ""
+        size, bits = one.nbytes // max(1, one.itemsize), [_bits(each) for each in (one, other)]
+        count = int((bits[0] != bits[1]).reshape(size, -1).any(1).sum()) if size else 0
+        return f"{count:,} of {counted(size, 'value')} differ" if count else ""
     except Exception:  # a sparse or quantized one, one without content
         try:
             return "" if torch.equal(one, other) else "values differ"
         except Exception as error:
             return f"not compared ({type(error).__name__})"
+
+
+def _bits(value: Any) -> torch.Tensor:
+    """Its bytes; of a tensor in a mapped file without a copy."""
+    if isinstance(value, np.ndarray):
+        return torch.frombuffer(bytearray(value.tobytes()), dtype=torch.uint8)
+    flat: torch.Tensor = value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    return flat.view(torch.uint8)
 
 
 # How far apart.
@@ -225,10 +243,11 @@ def apart(one: Progress, other: Progress) -> str:
     steps = [] if one.batches is None or other.batches is None else [(other.batches - one.batches, "batch")]
     numbers = {count.node: count.number for count in one.samples}
     steps += [(count.number - numbers[count.node], count.noun) for count in other.samples if count.node in numbers]
-    told = [f"{counted(abs(step), noun)} {ahead if step > 0 else behind}" for step, noun in steps if step]
+    sides = [(ahead, [one for one in steps if one[0] > 0]), (behind, [one for one in steps if one[0] < 0])]
+    told = [f"{' and '.join(counted(abs(step), noun) for step, noun in some)} {side}" for side, some in sides if some]
     if not told:
         return f"{both}Both stand at the same place" if steps else f"{both}Nothing tells how far apart they are"
-    return f"{both}B is {' and '.join(told)}"
+    return f"{both}B is {', '.join(told)}"
 
 
 def _samples_apart(one: Progress, other: Progress) -> str:
