@@ -32,10 +32,10 @@ from stateful_pipes.nodes.file_reader import FileReader
 from stateful_pipes.nodes.flat_mapper import SeededFlatMapper
 from stateful_pipes.nodes.foreign import as_node
 from stateful_pipes.nodes.index_filter import IndexFilter
+from stateful_pipes.nodes.last_batch import LastBatchPolicy
 from stateful_pipes.nodes.mapper import SeededMapper
 from stateful_pipes.nodes.mixer import Mixer
 from stateful_pipes.nodes.sampler import SamplerNode
-from stateful_pipes.nodes.shards import LastBatchPolicy
 from stateful_pipes.prefetch.prefetcher import ProcessPrefetcher
 from stateful_pipes.samplers import (
     BalancedBatchSampler,

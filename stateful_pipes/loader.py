@@ -20,8 +20,8 @@ from stateful_pipes.iterator import LoaderIterator
 from stateful_pipes.moves import PipelineMoves
 from stateful_pipes.node import Node
 from stateful_pipes.nodes.foreign import as_node
-from stateful_pipes.nodes.last_batch import set_last_batch_policy
-from stateful_pipes.nodes.shards import LastBatchPolicy
+from stateful_pipes.nodes.last_batch import LastBatchPolicy
+from stateful_pipes.nodes.reader_policy import set_last_batch_policy
 from stateful_pipes.pipeline_state import check, load, state_at
 from stateful_pipes.rng import GLOBAL_GENERATORS, Rng
 from stateful_pipes.samplers import Order

@@ -17,8 +17,9 @@ from stateful_pipes.node import Node
 from stateful_pipes.nodes.batcher import SeededBatcher
 from stateful_pipes.nodes.file_listing import FILE_FILTERS, Files, list_files
 from stateful_pipes.nodes.file_order import FileOrder
+from stateful_pipes.nodes.last_batch import LastBatchPolicy
 from stateful_pipes.nodes.mapper import SeededMapper
-from stateful_pipes.nodes.shards import BatchPlan, LastBatchPolicy, Shards
+from stateful_pipes.nodes.shards import BatchPlan, Shards
 from stateful_pipes.nodes.shuffle_buffer import Held, ShuffleBuffer
 from stateful_pipes.nodes.user_error import raise_noted
 from stateful_pipes.rng import as_seed, draw_seed

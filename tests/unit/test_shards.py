@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import itertools
 
 import pytest
@@ -139,11 +138,3 @@ def test_a_far_epoch_is_as_near():
     assert 0 <= place < plan.shards.size(number)
     assert steps == 256
     assert number in (epoch, epoch - 1, epoch + 1)  # what is read beyond one epoch counts for the next: it never drifts
-
-
-def test_policies_are_found_by_name():
-    dali = enum.Enum("LastBatchPolicy", {"FILL": 0, "DROP": 1, "PARTIAL": 2})
-    assert [LastBatchPolicy(one) for one in ("FILL", dali.DROP, PARTIAL)] == [FILL, DROP, PARTIAL]
-    for wrong in ("fill", 1, None, enum.Enum("Policy", {"FILL": 0}).FILL):
-        with pytest.raises(ValueError, match="is not a valid LastBatchPolicy"):
-            LastBatchPolicy(wrong)
