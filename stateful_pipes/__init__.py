@@ -12,7 +12,7 @@ The house, each room importing only from those above it:
     progress  drawing                              how far a state is, and what a pipeline looks like
     checkpoint  sealed_file  checkpoint_manager    files
     agreement  door  view  iterator  elsewhere     the top
-    moves  loader  alike  joint_step  multi_pipeline  dataset
+    moves  loader  alike_pipelines  joint_step  multi_view  multi_pipeline  dataset
     integrations/                                  other libraries' pipelines as nodes, each with an extra of its own
     training/                                      a whole training, paused and resumed
     testing/                                       what shows that a resume is exact

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from stateful_pipes.caught import add_note
 from stateful_pipes.loader import StatefulDataLoader
@@ -13,7 +13,7 @@ from stateful_pipes.state import LoaderState
 from stateful_pipes.stream import Place
 from stateful_pipes.view import Position
 
-__all__ = ["Part", "end_together", "put_back", "told"]
+__all__ = ["Before", "Part", "end_together", "put_back", "told"]
 
 T = TypeVar("T")
 
@@ -97,6 +97,20 @@ def put_back(loader: StatefulDataLoader[T], state: LoaderState) -> None:
     """Leads a pipeline to a state of its own, if it is not there."""
     if loader.pipeline.stream.lost or loader.state_dict() != state:
         load(loader.pipeline, state)
+
+
+class Before:
+    """What a loader was before all were moved: where it stood, and what it told of its checkpoint."""
+
+    def __init__(self, number: int, loader: StatefulDataLoader[Any], state: LoaderState) -> None:
+        self._number, self._loader, self._state = number, loader, state
+        self._told = loader.is_restored_from_checkpoint, loader.user
+
+    def put_back(self) -> None:
+        """Makes it that again."""
+        self._loader._restored, self._loader.user = self._told
+        with told(self._number):
+            put_back(self._loader, self._state)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import repeat
 from os import PathLike
 from types import TracebackType
 from typing import Any, Generic, Self, TypedDict, TypeVar
@@ -11,11 +12,12 @@ from typing import Any, Generic, Self, TypedDict, TypeVar
 from torchdata.nodes import BaseNode
 
 from stateful_pipes.agreement import failing_together
-from stateful_pipes.alike import allowed, check_alike, loader_of
+from stateful_pipes.alike_pipelines import allowed, check_alike, check_positions, loader_of
 from stateful_pipes.checkpoint import dumps, held_in, write_atomically
 from stateful_pipes.errors import StateMismatchError
-from stateful_pipes.joint_step import Part, end_together, put_back, told
+from stateful_pipes.joint_step import Before, Part, end_together, put_back, told
 from stateful_pipes.loader import StatefulDataLoader
+from stateful_pipes.multi_view import MultiPipelineView
 from stateful_pipes.state import LoaderState
 from stateful_pipes.view import Position
 
@@ -35,7 +37,7 @@ class MultiPipelineState(TypedDict):
     pipelines: dict[str, LoaderState]
 
 
-class MultiPipelineLoader(Generic[T_co]):
+class MultiPipelineLoader(MultiPipelineView, Generic[T_co]):
     """Reads a batch of each of several pipelines at a time, such as one for each shard.
 
     A step is consumed by all of them or by none: where one fails or Ctrl-C comes, the batches that others have given are
@@ -48,7 +50,8 @@ class MultiPipelineLoader(Generic[T_co]):
         checkpoint: What `checkpoint()` returned, the path of such a file, or a state of all; or a sequence with one for each,
             as `checkpoints()` returns them (bytes, a path, a state), None for one that starts anew.
         allow: What may be: "unrestored" for some that start anew while others are restored, "position" for pipelines that
-            stand at different positions. Their epoch then ends where the first of them ends, and the others leave theirs.
+            stand at different positions. Where they do, an epoch ends where the first of them ends, and the others leave theirs;
+            with "position" every epoch does.
 
     Yields:
         list: A batch of each.
@@ -60,6 +63,7 @@ class MultiPipelineLoader(Generic[T_co]):
             or two read the same shard or are the same; as many checkpoints are not given; what `allow` does not name.
         TypeError: one is neither a loader nor a pipeline, such as a dataset.
         StateMismatchError: a state does not fit its pipeline. All errors of a pipeline have a note with its number.
+        RuntimeError (when read): an epoch ends for some of them before the others, without `allow="position"`.
 
     >>> from stateful_pipes import SamplerNode, SequentialSampler
     >>> shards = [SamplerNode(SequentialSampler(6), rank=rank, world_size=2) for rank in range(2)]
@@ -81,7 +85,8 @@ class MultiPipelineLoader(Generic[T_co]):
         self.user: Any = None
         self._parts: list[Part[T_co]] = []  # of a step that is not complete
         self._ending: list[Part[T_co]] | None = None  # those that are still to leave the epoch of that step
-        self._due: list[LoaderState] = []  # where all are to be put back, unless what moves them is completed
+        self._is_uneven = False  # an epoch ends where the first of them ends
+        self._due: tuple[list[Before], bool] | None = None  # to be put back, unless what moves them all is completed
         try:
             self.loaders += map(loader_of, pipelines)
             with self._moving():
@@ -92,7 +97,10 @@ class MultiPipelineLoader(Generic[T_co]):
                             self.loaders[number].load_state_dict(state)
                 self._check()
         except BaseException:
-            self.close()
+            with ExitStack() as closing:
+                for loader, given in zip(self.loaders, pipelines, strict=False):
+                    if loader is not given:  # those that were given stay the caller's, and open
+                        closing.callback(loader.close)
             raise
 
     def _given(self, checkpoint: Any) -> list[Checkpoint | None]:
@@ -114,19 +122,15 @@ class MultiPipelineLoader(Generic[T_co]):
             RuntimeError: the pipelines stand in different epochs.
         """
         epochs = [position.epoch for position in self.positions]
-        if "position" not in self._allow and len(set(epochs)) > 1:
-            raise RuntimeError(f"the pipelines stand in different epochs, {epochs}; load them, or set_epoch")
+        if not self._is_uneven and len(set(epochs)) > 1:
+            raise RuntimeError(f"the pipelines stand in different epochs, {epochs}; load a state, or call set_epoch")
         for part in filter(lambda part: part.is_astray, self._parts):
             put_back(part.loader, part.state())
         iterators: list[Iterator[T_co]] = []
         for number, loader in enumerate(self.loaders):
             with told(number):
                 iterators.append(iter(loader))
-        return _Steps(self, iterators, epochs)
-
-    def __len__(self) -> int:
-        """Steps in a full epoch; TypeError where a pipeline does not know."""
-        return min(map(len, self.loaders))
+        return map(self.step, repeat(iterators), repeat(epochs))
 
     @property
     def positions(self) -> list[Position]:
@@ -184,11 +188,6 @@ class MultiPipelineLoader(Generic[T_co]):
             raise StateMismatchError(f"this is not a state of {len(self.loaders)} pipelines under 'pipelines'")
         return [pipelines[str(number)] for number in range(len(self.loaders))]
 
-    @property
-    def is_restored_from_checkpoint(self) -> bool:
-        """Whether a state was loaded into all of them."""
-        return all(loader.is_restored_from_checkpoint for loader in self.loaders)
-
     def set_epoch(self, epoch: int) -> None:
         """Goes to the start of `epoch`; nothing where that is the current one."""
         if any(position.epoch != epoch for position in self.positions):
@@ -220,26 +219,32 @@ class MultiPipelineLoader(Generic[T_co]):
             with told(number):
                 going_on[number] = going_on[number] and part.take(iterator)
         if all(going_on):
-            if "position" in self._allow:
+            if self._is_uneven:
                 end_together(parts)
             step, self._parts = [part.given[0] for part in parts], []  # the commit: after it nothing is called
             return step
         ended = [number for number, goes_on in enumerate(going_on) if not goes_on]
-        if any(going_on) and "position" not in self._allow:
-            raise RuntimeError(f"the epochs of pipelines {ended} of {len(parts)} have fewer batches than the others'")
+        if any(going_on) and not self._is_uneven:
+            raise RuntimeError(
+                f"the epochs of pipelines {ended} of {len(parts)} have fewer batches than the others'; make them equal, or give "
+                "allow='position', with which an epoch ends where the first of them ends; set_epoch() leaves this epoch"
+            )
         self._ending = [part for part, goes_on in zip(parts, going_on, strict=True) if goes_on]
         self._settle()
         raise StopIteration
 
     def _settle(self) -> None:
         """Completes what was interrupted, or undoes it; what has been moved by itself stays there."""
-        if self._due:
+        if self._due is not None:
+            before, self._is_uneven = self._due
             try:
-                self._put_back(self._due)
+                with ExitStack() as putting_back:
+                    for one in before:
+                        putting_back.callback(one.put_back)
             except Exception:
-                self._due = []  # a source that can be read only onwards; that was told, now they stand where they stand
+                self._due = None  # a source that can be read only onwards; that was told, now it stands where it stands
                 raise
-            self._due = []
+            self._due = None
         if self._ending is not None:
             for part in self._ending:
                 part.leave_epoch(with_batch=False)
@@ -251,21 +256,18 @@ class MultiPipelineLoader(Generic[T_co]):
     @contextmanager
     def _moving(self) -> Iterator[None]:
         """All of them are moved by what is inside, or none."""
-        before = self._states()
-        self._put_back(before)  # to before a step that is not complete
+        states = enumerate(zip(self.loaders, self._states(), strict=True))
+        before = [Before(number, loader, state) for number, (loader, state) in states]
+        for one in before:
+            one.put_back()  # to before a step that is not complete
         self._parts = []
-        self._due = before
+        self._due = before, self._is_uneven
         try:
             yield
-            self._due = []
+            self._due = None
         except BaseException:
             self._settle()
             raise
-
-    def _put_back(self, states: Sequence[LoaderState]) -> None:
-        for number, state in enumerate(states):
-            with told(number):
-                put_back(self.loaders[number], state)
 
     def _states(self) -> list[LoaderState]:
         self._settle()
@@ -273,28 +275,10 @@ class MultiPipelineLoader(Generic[T_co]):
 
     def _check(self) -> None:
         check_alike(self.loaders)
-        restored = {loader.is_restored_from_checkpoint for loader in self.loaders}
-        if "unrestored" not in self._allow and len(restored) > 1:
-            raise ValueError("some pipelines were restored from a checkpoint and some were not; or allow='unrestored'")
-        places = {loader: (loader.position.epoch, loader.position.consumed) for loader in self.loaders}
-        counting = [places[one] for one in self.loaders if restored == {False} or one.is_restored_from_checkpoint]
-        if "position" not in self._allow and len(set(counting)) > 1:
-            raise ValueError(f"the pipelines stand at different positions, {list(places.values())}; or allow='position'")
-        if len(set(places.values())) > 1:
-            self._allow |= {"position"}
+        self._is_uneven = check_positions(self.loaders, self._allow) or "position" in self._allow
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
-
-
-class _Steps(Iterator[list[T_co]]):
-    """One epoch."""
-
-    def __init__(self, loader: MultiPipelineLoader[T_co], iterators: list[Iterator[T_co]], epochs: list[int]) -> None:
-        self._loader, self._iterators, self._epochs = loader, iterators, epochs
-
-    def __next__(self) -> list[T_co]:
-        return self._loader.step(self._iterators, self._epochs)

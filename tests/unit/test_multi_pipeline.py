@@ -24,7 +24,7 @@ from stateful_pipes import (
     SequentialSampler,
     StatefulDataLoader,
 )
-from stateful_pipes.errors import IteratorInvalidError, LoaderFailedError, StateMismatchError
+from stateful_pipes.errors import IteratorInvalidError, LoaderFailedError, ResumableModeRequiredError, StateMismatchError
 from tests.streams import place_of
 
 SHARDS = 3
@@ -480,16 +480,106 @@ def test_a_load_that_fails_halfway_changes_nothing(truth, monkeypatch):
     with pytest.raises(StateMismatchError, match="not now"):
         loader.load_state_dict(state)
     assert loader.state_dict() == before
+    assert [one.is_restored_from_checkpoint for one in loader.loaders] == [False] * 3
     assert list(loader) == truth[0]
 
 
 def test_loaders_that_a_refused_checkpoint_had_moved_are_put_back():
-    loaders = [StatefulDataLoader(node) for node in shards()]
     other = MultiPipelineLoader(shards())
+    first = other.loaders[1].checkpoint(user="first")
     next(iter(other))
+    second = [one.checkpoint(user="second") for one in other.loaders]
+    loaders = [StatefulDataLoader(node, checkpoint=first if rank == 1 else None) for rank, node in enumerate(shards())]
     with pytest.raises(ValueError, match="some were not"):
-        MultiPipelineLoader(loaders, checkpoint=[other.checkpoints()[0], None, None])
+        MultiPipelineLoader(loaders, checkpoint=[*second[:2], None])
     assert [place_of(one) for one in loaders] == [(0, 0)] * 3
+    assert [one.user for one in loaders] == [None, "first", None]
+    assert [one.is_restored_from_checkpoint for one in loaders] == [False, True, False]
+    MultiPipelineLoader(loaders, checkpoint=second)
+    assert [one.user for one in loaders] == ["second"] * 3
+
+
+def test_loaders_that_were_given_stay_open_where_they_are_refused(truth):
+    loaders = [StatefulDataLoader(node) for node in shards()[:2]]
+    batches = iter(loaders[0])
+    assert next(batches) == truth[0][0][0]
+    with pytest.raises(ValueError, match="different positions"):
+        MultiPipelineLoader(loaders)
+    assert list(batches) == [step[0] for step in truth[0][1:]]
+
+
+def test_one_that_cannot_be_put_back_keeps_no_other_from_it():
+    """The first one begins anew, but is not led back, and the last one does neither."""
+    with pytest.warns(UserWarning, match="not captured"):
+        sources = [ExternalSource([1, 2]), SamplerNode(SequentialSampler(2)), ExternalSource(iter([1, 2]))]
+    loader = MultiPipelineLoader(sources)
+    with pytest.raises(ResumableModeRequiredError, match="only onwards"):
+        loader.set_epoch(3)
+    assert places_of(loader) == [(3, 0), (0, 0), (0, 0)]
+
+
+def different_lengths(consumed):
+    """The second one was restored, from where so many were consumed."""
+    loader = StatefulDataLoader(SamplerNode(SequentialSampler(2)))
+    list(zip(range(consumed), loader, strict=False))
+    nodes = [SamplerNode(SequentialSampler(length)) for length in (3, 2)]
+    return MultiPipelineLoader(nodes, checkpoint=[None, loader.checkpoint()], allow="unrestored")
+
+
+def test_what_is_allowed_stays_what_was_asked_for():
+    """That the restored one stands elsewhere than the others may be, until the next load."""
+    loader = different_lengths(1)
+    apart, alike = loader.state_dict(), different_lengths(0).state_dict()
+    assert list(loader) == [[0, 1]]
+    for _ in range(2):
+        with pytest.raises(ValueError, match="different positions"):
+            loader.load_state_dict(apart)
+        assert [len(list(loader)) for _ in range(2)] == [2, 2]
+    loader.load_state_dict(alike)
+    with pytest.raises(RuntimeError, match="make them equal, or give allow='position'"):
+        list(loader)
+
+
+def test_ctrl_c_at_any_moment_of_a_load_changes_what_may_be_with_it():
+    alike = different_lengths(0).state_dict()
+    arrived = []
+    for at in itertools.count():
+        loader = different_lengths(1)
+        before = loader.state_dict()
+        trace = InterruptedOnce(at, (*OURS, "alike_pipelines.py"))
+        trace.around(lambda loader=loader: loader.load_state_dict(alike))
+        arrived.append(loader.state_dict() != before)
+        if arrived[-1]:
+            with pytest.raises(RuntimeError, match="make them equal"):
+                list(loader)
+        else:
+            assert list(loader) == [[0, 1]]
+        if not trace.came:
+            break
+    assert set(arrived) == {False, True}
+    assert at > 20
+
+
+def test_what_a_loader_of_one_tells(truth):
+    loader = MultiPipelineLoader(shards())
+    list(zip(range(2), loader, strict=False))
+    assert loader.position[:4] == (0, 2, 12, 2)
+    assert [one["delivered"] for one in loader.stats()] == [2] * 3
+    pictures = loader.describe().split("pipeline ")
+    assert pictures[0] == ""
+    for number, picture in enumerate(pictures[1:]):
+        assert picture.rstrip("\n") == f"{number}\n{loader.loaders[number].describe()}"
+    assert repr(loader).startswith("MultiPipelineLoader([StatefulDataLoader(SamplerNode -> ")
+    list(loader)
+    assert loader.position[:3] == (1, 0, 0)
+
+
+def test_pipelines_that_stand_apart_have_no_one_position():
+    loader = different_lengths(1)
+    with pytest.raises(RuntimeError, match="stand at different positions; ask for one's"):
+        _ = loader.position
+    assert list(loader) == [[0, 1]]
+    assert loader.position[:3] == (1, 0, 0)
 
 
 def test_states_of_different_shuffles_are_refused(folder):

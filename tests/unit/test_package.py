@@ -91,7 +91,7 @@ STOREYS = [
     ["elsewhere"],
     ["moves"],
     ["loader"],
-    ["alike", "joint_step"],
+    ["alike_pipelines", "joint_step", "multi_view"],
     ["multi_pipeline", "dataset"],
     ["integrations"],
     ["training"],

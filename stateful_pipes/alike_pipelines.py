@@ -8,7 +8,7 @@ from typing import Any
 from stateful_pipes.loader import StatefulDataLoader
 from stateful_pipes.nodes.foreign import ForeignNode, as_node, walk_all
 
-__all__ = ["allowed", "check_alike", "loader_of"]
+__all__ = ["allowed", "check_alike", "check_positions", "loader_of"]
 
 _ALLOWABLE = ("unrestored", "position")
 
@@ -38,6 +38,18 @@ def check_alike(loaders: Sequence[StatefulDataLoader[Any]]) -> None:
             raise ValueError(f"pipelines 0 and {number} differ in {', '.join(differ)}: {told[0]} and {one}")
     if None not in shards and len(set(shards)) < len(shards):
         raise ValueError(f"each pipeline has to read a shard of its own, got shard_id {shards}")
+
+
+def check_positions(loaders: Sequence[StatefulDataLoader[Any]], allow: Collection[str]) -> bool:
+    """Whether they stand at different positions; ValueError where `allow` does not name that, or that only some were restored."""
+    restored = {loader.is_restored_from_checkpoint for loader in loaders}
+    if "unrestored" not in allow and len(restored) > 1:
+        raise ValueError("some pipelines were restored from a checkpoint and some were not; or allow='unrestored'")
+    places = {loader: (loader.position.epoch, loader.position.consumed) for loader in loaders}
+    counting = [places[one] for one in loaders if restored == {False} or one.is_restored_from_checkpoint]
+    if "position" not in allow and len(set(counting)) > 1:
+        raise ValueError(f"the pipelines stand at different positions, {list(places.values())}; or allow='position'")
+    return len(set(places.values())) > 1
 
 
 def _reader_of(loader: StatefulDataLoader[Any]) -> dict[str, Any]:
