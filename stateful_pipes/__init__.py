@@ -11,8 +11,8 @@ The house, each room importing only from those above it:
     prefetch/                                      worker processes
     progress  drawing                              how far a state is, and what a pipeline looks like
     checkpoint  sealed_file  checkpoint_manager    files
-    agreement  door  view  iterator  elsewhere     the top
-    moves  loader  alike_pipelines  joint_step  multi_view  multi_pipeline  dataset
+    agreement  door  stats  view  iterator         the top
+    elsewhere  moves  loader  alike_pipelines  joint_step  multi_view  multi_pipeline  dataset
     integrations/                                  other libraries' pipelines as nodes, each with an extra of its own
     training/                                      a whole training, paused and resumed
     testing/                                       what shows that a resume is exact
@@ -51,6 +51,7 @@ from stateful_pipes.samplers import (
 )
 from stateful_pipes.skips import LEFT_OUT
 from stateful_pipes.state import LIBRARY_VERSION, LoaderState, SamplerState
+from stateful_pipes.stats import Stats
 from stateful_pipes.ticket import Mark, Ticket, positions_of
 from stateful_pipes.view import Position
 
@@ -88,6 +89,7 @@ __all__ = [
     "SequentialSampler",
     "StatefulDataLoader",
     "StatefulPipesError",
+    "Stats",
     "Ticket",
     "WeightedRandomSampler",
     "as_dataset",

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TypeVar
 
 from stateful_pipes.node import Node
+from stateful_pipes.stats import time_nodes
 
 __all__ = ["LoaderIterator"]
 
@@ -19,6 +20,7 @@ class LoaderIterator(Iterator[T_co]):
         self._root = root
         self._epoch = root.consumed()[0]
         self._generation = root.stream.generation
+        time_nodes(root)
 
     def __next__(self) -> T_co:
         """The next batch, whose position is recorded as consumed.

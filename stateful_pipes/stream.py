@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from time import monotonic_ns
 from typing import Any, NamedTuple
 
 from stateful_pipes.caught import brief
@@ -41,6 +42,7 @@ class Stream:
     def __init__(self) -> None:
         self.generation = 0
         self.delivered = 0
+        self.waited = 0  # nanoseconds within `take`, for these
         self._place: Place | None = None
         self._skipped: Mapping[str, int] = {}  # until there is a place
         self._ahead: Pulled | None = None
@@ -93,17 +95,20 @@ class Stream:
             ConcurrentUseError: another thread is in here.
         """
         mine = (threading.get_ident(),)
+        begun = monotonic_ns()
         try:
             self._enter(mine)
             while True:
                 self._check_turn(node, epoch, generation)
                 item, following, place = self._run_next(node)
+                took = monotonic_ns() - begun
                 # The commit. No line from here on is a call, so in CPython no interrupt comes before a for loop has the item.
                 self._ahead, self._place, self._astray = following, place, False
                 if generation != self.generation:  # closed by another thread meanwhile
                     self._ahead, self._astray = None, True
                 if item is not LEFT_OUT:
                     self.delivered += 1
+                    self.waited += took
                     self._inside = {}
                     return item
         except BaseException:

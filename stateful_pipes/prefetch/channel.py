@@ -44,11 +44,12 @@ def open_channel() -> tuple[socket.socket, socket.socket]:
 
 
 class Message(NamedTuple):
-    """What `pack` makes and `send` sends."""
+    """What `pack` makes and `send` sends; `size` is the bytes of the pickle and all buffers, wherever they lie."""
 
     head: bytes
     body: bytes
     spilled: list[Any]
+    size: int
 
 
 def pack(value: object, slot: Slot | None = None, *, task: int = -1, number: int = -1) -> Message:
@@ -67,16 +68,17 @@ def pack(value: object, slot: Slot | None = None, *, task: int = -1, number: int
     buffers: list[pickle.PickleBuffer] = []
     TensorPickler(stream, protocol=5, buffer_callback=buffers.append).dump(value)
     body: bytes = stream.getvalue()
-    start = 0
+    start, size = 0, len(body)
     stored = _Stored(slot)
     if buffers:
+        size += sum([buffer.raw().nbytes for buffer in buffers])
         body, start = _with_buffers(body, buffers, stored)
     memory, offset, length = _HERE, 0, len(body)
     if length > _PACKET - _HEAD.size:
         (memory, offset), body = stored.add(memoryview(body)), b""
     number, is_used = (number, False) if slot is None else (slot.number, slot.is_used)
     head = _HEAD.pack(task, number, is_used, memory, offset, length, len(buffers), start)
-    return Message(head, body, stored.spilled)
+    return Message(head, body, stored.spilled, size)
 
 
 def send(end: socket.socket, message: Message) -> None:
@@ -86,7 +88,7 @@ def send(end: socket.socket, message: Message) -> None:
         BlockingIOError: the buffer is full.
         OSError: the other end is gone, or the system is short of something.
     """
-    head, body, spilled = message
+    head, body, spilled, _ = message
     if not spilled:
         end.sendmsg((head, body), (), _DONTWAIT)
         return

@@ -9,7 +9,7 @@ import signal
 import socket
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from multiprocessing.context import BaseContext
@@ -22,6 +22,7 @@ from stateful_pipes.prefetch.processes import Death, WorkerProcesses
 from stateful_pipes.prefetch.remote_error import restore
 from stateful_pipes.prefetch.slots import Arena
 from stateful_pipes.prefetch.tasks import TaskQueue
+from stateful_pipes.prefetch.timings import Timings
 from stateful_pipes.prefetch.worker import STARTED, Job, Runner
 from stateful_pipes.skips import Skip, note
 from stateful_pipes.ticket import Samples
@@ -43,6 +44,7 @@ class WorkerPool:
     Attributes:
         is_broken: Whether it has to be replaced: it could not start, a worker hangs, or waiting was interrupted.
         restarts: Workers that were replaced.
+        timings: What the workers have done.
 
     Args:
         runner: The node whose `run` the workers call.
@@ -53,6 +55,7 @@ class WorkerPool:
         worker_init_fn: Called in each with its number.
         dataset: What `get_worker_info().dataset` shows.
         seed: From it each worker seeds its global generators at the start.
+        nodes: Those that the runner is made of, whose time is to be told.
 
     Raises:
         RuntimeError: this process is a daemonic one, which may have no children.
@@ -69,6 +72,7 @@ class WorkerPool:
         worker_init_fn: Callable[[int], None] | None,
         dataset: Any,
         seed: int,
+        nodes: Sequence[Any] = (),
     ) -> None:
         self._pid = os.getpid()
         self._runner = runner
@@ -84,18 +88,20 @@ class WorkerPool:
         self._arena = Arena(slots)
         self._tasks = TaskQueue(tasks, worker_tasks, self._arena)
         self._claims = Claims(num_workers)
+        self.timings = Timings(num_workers, len(nodes))
+        shared = (self._arena, self._claims, self.timings)
         try:
             self._processes = WorkerProcesses(
                 num_workers,
                 context,
                 self._claims,
-                partial(Job, runner, self._arena, self._claims, num_workers, dataset, seed, worker_init_fn, self._pid),
+                partial(Job, runner, nodes, *shared, num_workers, dataset, seed, worker_init_fn, self._pid),
                 (worker_tasks, worker_results),
             )
         except BaseException:
-            _end(None, sockets, self._arena, self._claims, self._pid)
+            _end(None, sockets, shared, self._pid)
             raise
-        self._finalizer = weakref.finalize(self, _end, self._processes, sockets, self._arena, self._claims, self._pid)
+        self._finalizer = weakref.finalize(self, _end, self._processes, sockets, shared, self._pid)
 
     @property
     def outstanding(self) -> int:
@@ -271,13 +277,15 @@ class WorkerPool:
             )
 
 
-def _end(processes: WorkerProcesses | None, sockets: Iterable[socket.socket], arena: Arena, claims: Claims, pid: int) -> None:
+def _end(
+    processes: WorkerProcesses | None, sockets: Iterable[socket.socket], shared: Iterable[Arena | Claims | Timings], pid: int
+) -> None:
     """Ends workers and channels; in a forked child it only closes the child's own copies of the descriptors."""
     with ExitStack() as stack:  # all of it, wherever an interrupt comes
         for end in sockets:
             stack.callback(end.close)
-        stack.callback(claims.close)
-        stack.callback(arena.close)
+        for memory in shared:
+            stack.callback(memory.close)
         if os.getpid() == pid:
             if processes is not None:
                 stack.callback(processes.end)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import multiprocessing
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,8 +17,9 @@ from stateful_pipes.integers import as_integer
 from stateful_pipes.node import Node
 from stateful_pipes.nodes.foreign import as_node
 from stateful_pipes.nodes.mapper import SeededMapper
-from stateful_pipes.prefetch.picklable import unpicklable
 from stateful_pipes.prefetch.pool import WorkerPool
+from stateful_pipes.prefetch.processes import context_of, refuse_unpicklable
+from stateful_pipes.prefetch.timings import Usage
 from stateful_pipes.pulled import Pulled, kept, pull_one
 from stateful_pipes.rng import GlobalGenerator
 from stateful_pipes.ticket import Mark, Ticket, packed, positions_of
@@ -97,7 +97,7 @@ class ProcessPrefetcher(Node[T_co]):
         self.num_workers = as_integer("num_workers", num_workers, 0)
         self.prefetch_factor = as_integer("prefetch_factor", prefetch_factor, 1)
         self.slots = 2 * self.num_workers * self.prefetch_factor
-        self.context = _context(multiprocessing_context)
+        self.context = context_of(multiprocessing_context)
         if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
             raise TypeError(f"timeout must be a number of seconds, got {timeout!r}")
         if not (timeout >= 0 and math.isfinite(timeout)):
@@ -111,14 +111,16 @@ class ProcessPrefetcher(Node[T_co]):
         if self.num_workers and any(isinstance(node, ProcessPrefetcher) and node.num_workers for node in walk(below)):
             raise ValueError("a ProcessPrefetcher with workers stands below this one already; a pipeline needs one")
         if self.num_workers and self.context.get_start_method() != "fork":
-            _refuse_unpicklable(below, worker_init_fn)
+            refuse_unpicklable(below, worker_init_fn)
         super().__init__(below, name=name)
         self._pool: WorkerPool | None = None
         self._queue: deque[_UnderWay] = deque()
         self._mark: Mark | None = None
         self._is_released = False
         self._inline = not self.num_workers
-        self._restarts = 0  # of pools that are gone
+        # Of pools that are gone.
+        self._restarts = 0
+        self._usage = Usage(0, 0, 0, (0,) * len(list(walk(below))))
 
     def pull(self, count: int | None) -> Ticket:
         if self._inline:
@@ -212,6 +214,16 @@ class ProcessPrefetcher(Node[T_co]):
         """Workers that died and were replaced."""
         return self._restarts + (0 if self._pool is None else self._pool.restarts)
 
+    @property
+    def usage(self) -> Usage:
+        """What the workers have done, those that are gone included; its nodes are those of `walk`, from the sources up."""
+        return self._usage if self._pool is None else self._usage.plus(self._pool.timings.usage())
+
+    @property
+    def spans(self) -> list[list[tuple[int, int]]]:
+        """For each worker that is there, when its last tasks began and ended, by `time.monotonic_ns`."""
+        return [] if self._pool is None else self._pool.timings.spans()
+
     def _fill(self, pool: WorkerPool, at_least: int = 0) -> None:
         """Pulls ahead up to the bound. Stops at an error, and at an epoch without items, which would go on for ever."""
         self.mark()
@@ -245,7 +257,10 @@ class ProcessPrefetcher(Node[T_co]):
         pool, self._pool = self._pool, None
         if pool is not None:
             self._restarts += pool.restarts
-            pool.close()
+            try:
+                pool.close()
+            finally:
+                self._usage = self._usage.plus(pool.timings.usage())
 
     def _started(self) -> WorkerPool:
         if self._pool is None:
@@ -263,6 +278,7 @@ class ProcessPrefetcher(Node[T_co]):
                 worker_init_fn=self.worker_init_fn,
                 dataset=datasets[0] if datasets else None,
                 seed=seeds[0] if seeds else 0,
+                nodes=below,
             )
         return self._pool
 
@@ -272,27 +288,3 @@ def _handed_out(items: list[_UnderWay]) -> Ticket:
     epoch = items[0].pulled.ticket[0]  # type: ignore[index]  # those without a ticket are not handed out
     firsts = [positions_of(item.pulled.ticket or ())[0] for item in items]
     return (epoch, packed(firsts), tuple([item.task for item in items]))
-
-
-def _refuse_unpicklable(top: Node[Any], worker_init_fn: object) -> None:
-    nodes: list[Any] = list(walk(top))
-    held = [
-        (part, f"{node.name}.{key}")
-        for node in nodes
-        for key, part in node.__getstate__().items()
-        if key not in ("sources", "_source")
-    ]
-    for part, path in [*held, (worker_init_fn, "worker_init_fn")]:
-        if found := unpicklable(part, path):
-            raise TypeError(f"workers that are spawned get the pipeline as a pickle, which cannot take {found}")
-
-
-def _context(context: str | BaseContext | None) -> BaseContext:
-    if context is None or isinstance(context, str):
-        methods = multiprocessing.get_all_start_methods()
-        if context is not None and context not in methods:
-            raise ValueError(f"multiprocessing_context must be one of {methods}, got {context!r}")
-        return multiprocessing.get_context(context)
-    if not isinstance(context, BaseContext):
-        raise TypeError(f"multiprocessing_context must be a start method or a context, got {context!r}")
-    return context

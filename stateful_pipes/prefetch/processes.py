@@ -14,12 +14,15 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
+from stateful_pipes.contract import walk
+from stateful_pipes.node import Node
 from stateful_pipes.prefetch.claims import IDLE, STARTING, TAKING, Claims
+from stateful_pipes.prefetch.picklable import unpicklable
 from stateful_pipes.prefetch.worker import Job, start, state_of
 
-__all__ = ["Death", "WorkerProcesses"]
+__all__ = ["Death", "WorkerProcesses", "context_of", "refuse_unpicklable"]
 
 _GRACE_S = 0.4
 """How long ending waits for workers to end by themselves, and then again for SIGTERM to end them, before SIGKILL."""
@@ -29,6 +32,32 @@ _TAKING_S = 1.0
 
 _LOOK_S = 0.0005
 _MAX_MS = 2**31 - 1
+
+
+def context_of(context: str | BaseContext | None) -> BaseContext:
+    """The context that an argument `multiprocessing_context` stands for."""
+    if context is None or isinstance(context, str):
+        methods = multiprocessing.get_all_start_methods()
+        if context is not None and context not in methods:
+            raise ValueError(f"multiprocessing_context must be one of {methods}, got {context!r}")
+        return multiprocessing.get_context(context)
+    if not isinstance(context, BaseContext):
+        raise TypeError(f"multiprocessing_context must be a start method or a context, got {context!r}")
+    return context
+
+
+def refuse_unpicklable(top: Node[Any], worker_init_fn: object) -> None:
+    """Raises TypeError if a pipeline cannot be sent to a process that is spawned."""
+    nodes: list[Any] = list(walk(top))
+    held = [
+        (part, f"{node.name}.{key}")
+        for node in nodes
+        for key, part in node.__getstate__().items()
+        if key not in ("sources", "_source")
+    ]
+    for part, path in [*held, (worker_init_fn, "worker_init_fn")]:
+        if found := unpicklable(part, path):
+            raise TypeError(f"workers that are spawned get the pipeline as a pickle, which cannot take {found}")
 
 
 class Death(NamedTuple):

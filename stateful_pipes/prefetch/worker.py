@@ -10,9 +10,10 @@ import select
 import signal
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from time import monotonic_ns
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -25,6 +26,7 @@ from stateful_pipes.prefetch.claims import IDLE, TAKING, Claims
 from stateful_pipes.prefetch.picklable import unpicklable
 from stateful_pipes.prefetch.remote_error import capture
 from stateful_pipes.prefetch.slots import Arena, Slot
+from stateful_pipes.prefetch.timings import Stopwatch, Timings
 from stateful_pipes.rng import GLOBAL_GENERATORS, WORKER, derive, seeder
 from stateful_pipes.skips import noting
 from stateful_pipes.ticket import Samples
@@ -53,8 +55,10 @@ class Job(NamedTuple):
     """What a worker is started with."""
 
     runner: Runner
+    nodes: Sequence[Any]  # those whose time is to be told, of the ones that the runner is made of
     arena: Arena
     claims: Claims
+    timings: Timings
     num_workers: int
     dataset: Any
     seed: int
@@ -84,6 +88,8 @@ def work(job: Job, tasks: socket.socket, results: socket.socket) -> None:
             _deliver(results, pack((None, capture(error), ()), task=STARTED))
             return
         bench = _Bench(job)
+        watch = Stopwatch()
+        timed = [watch.time(node, "run") for node in job.nodes]
         while True:
             job.claims.write(job.worker_id, TAKING)
             try:
@@ -93,7 +99,10 @@ def work(job: Job, tasks: socket.socket, results: socket.socket) -> None:
                 _wait(tasks, select.POLLIN)
                 continue
             job.claims.write(job.worker_id, parcel.task)
+            begun = monotonic_ns()
             message = bench.run(parcel)
+            # Now, so that whoever has the result finds what it took counted.
+            job.timings.add(job.worker_id, begun, monotonic_ns(), message.size, timed)
             try:
                 _deliver(results, message)
             except ConnectionError:

@@ -96,10 +96,10 @@ def test_a_batch_is_made_again_and_nothing_moves(pipeline, workers, tmp_path):
         assert {before.epoch for before, _ in seen} == {0, 1}
         iterator = iter(loader)
         next(iterator)
-        state, held, stats = loader.state_dict(), generator_states(), loader.stats()
+        state, held, position = loader.state_dict(), generator_states(), loader.position
         for before, batch in seen:
             assert same(loader.replay(before.epoch, before.consumed), batch), before
-        assert (loader.state_dict(), loader.stats()) == (state, stats)
+        assert (loader.state_dict(), loader.position) == (state, position)
         assert same(generator_states(), held)
         with loader_over(pipeline, tmp_path, 0) as other:
             other.load_state_dict(state)

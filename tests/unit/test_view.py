@@ -158,19 +158,6 @@ def test_the_position_counts_what_is_prefetched():
         assert loader.position.prefetched == loader.stats()["prefetched"] == 3
 
 
-def test_stats():
-    loader = StatefulDataLoader(DATASET, batch_size=2)
-    assert loader.stats() == {"delivered": 0, "prefetched": 0, "workers": 0, "restarts": 0, "skipped": 0}
-    list(loader)
-    next(iter(loader))
-    assert loader.stats() == {"delivered": 4, "prefetched": 0, "workers": 0, "restarts": 0, "skipped": 0}
-    with StatefulDataLoader(DATASET, batch_size=2, num_workers=2, multiprocessing_context="fork") as pooled:
-        next(iter(pooled))
-        stats = pooled.stats()
-        assert (stats["delivered"], stats["workers"]) == (1, 2)
-        assert 0 < stats["prefetched"] <= 4
-
-
 def test_describe():
     loader = StatefulDataLoader(ProcessPrefetcher(composed(), 0))
     next(iter(loader))

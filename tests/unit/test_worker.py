@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import itertools
 import multiprocessing
 import os
 import random
@@ -24,6 +25,7 @@ from stateful_pipes.prefetch.channel import open_channel, pack, receive, send
 from stateful_pipes.prefetch.claims import TAKING, Claims
 from stateful_pipes.prefetch.remote_error import restore
 from stateful_pipes.prefetch.slots import Arena
+from stateful_pipes.prefetch.timings import Timings
 from stateful_pipes.prefetch.worker import STARTED, Job, work
 from stateful_pipes.rng import WORKER, derive
 from tests.streams import generator_states, same
@@ -80,7 +82,7 @@ def opened(parcel, arena=None):
     return Result(parcel.task, items, error)
 
 
-def answers(tickets, *, init=None, worker_id=1, arena=None, runner=None):
+def answers(tickets, *, init=None, worker_id=1, arena=None, runner=None, nodes=(), timings=None):
     """What a worker sends for these tickets until its channel is shut down. Of an arena, each ticket gets a slot."""
     tasks, worker_tasks = open_channel()
     results, worker_results = open_channel()
@@ -88,7 +90,19 @@ def answers(tickets, *, init=None, worker_id=1, arena=None, runner=None):
         send(tasks, pack(ticket, task=task, number=arena.borrow() if arena else -1))
     tasks.close()  # after the tickets, the worker reads the end
     own = twin(arena) if arena else Arena(0)
-    job = Job(runner or Squares(), own, Claims(3), 3, "the dataset", 7, init, os.getpid(), worker_id)
+    job = Job(
+        runner or Squares(),
+        nodes,
+        own,
+        Claims(3),
+        timings or Timings(3, len(nodes)),
+        3,
+        "the dataset",
+        7,
+        init,
+        os.getpid(),
+        worker_id,
+    )
     with worker_tasks, results:
         with worker_results:
             work(job, worker_tasks, worker_results)
@@ -104,6 +118,33 @@ def answers(tickets, *, init=None, worker_id=1, arena=None, runner=None):
 class TestWork:
     def test_each_ticket_is_answered_until_the_channel_ends(self):
         assert answers([2, 3]) == [(0, [4], None), (1, [9], None)]
+
+    def test_it_counts_what_it_does_before_anybody_has_the_result(self, monkeypatch):
+        class Inner:
+            def run(self, ticket):
+                return ticket * ticket
+
+        class Outer:
+            inner = Inner()
+
+            def run(self, ticket):
+                return [self.inner.run(ticket)]
+
+        runner, timings, seen = Outer(), Timings(3, 2), []
+        ticks = itertools.count()
+        monkeypatch.setattr(worker, "monotonic_ns", lambda: next(ticks))
+        monkeypatch.setattr("stateful_pipes.prefetch.timings.monotonic_ns", lambda: next(ticks))
+        deliver = worker._deliver
+        monkeypatch.setattr(
+            worker, "_deliver", lambda results, message: (seen.append(timings.usage()), deliver(results, message))
+        )
+        answers([2, 3], runner=runner, nodes=[runner.inner, runner], timings=timings)
+        size = pack(([4], None, [])).size
+        assert [(round(1e9 * one.busy), one.bytes, [round(1e9 * own) for own in one.nodes]) for one in seen] == [
+            (5, size, [1, 2]),
+            (10, 2 * size, [2, 4]),
+        ]
+        assert [len(spans) for spans in timings.spans()] == [0, 2, 0]
 
     def test_it_says_what_it_has_in_hand(self, monkeypatch):
         claims, seen = Claims(3), []
@@ -177,7 +218,7 @@ class TestWork:
         for task, ticket in enumerate([2, 3, 4]):
             send(tasks, pack(ticket, task=task))
         tasks.close()
-        work(Job(Rival(), Arena(0), Claims(2), 2, None, 7, None, os.getpid(), 0), worker_tasks, worker_results)
+        work(Job(Rival(), (), Arena(0), Claims(2), Timings(2, 0), 2, None, 7, None, os.getpid(), 0), worker_tasks, worker_results)
         worker_results.close()
         assert [(parcel.task, parcel.open()) for parcel in taken] == [(1, 3)]
         assert [opened(receive(results)).items for _ in range(2)] == [[4], [16]]
@@ -222,7 +263,7 @@ def test_it_ends_with_the_main_process_whatever_it_does(monkeypatch, has_pidfd, 
     results, worker_results = open_channel()
     send(tasks, pack(None, task=5))
     claims = Claims(1)
-    job = Job(Endless(), Arena(0), claims, 1, None, 7, None, main.pid, 0)
+    job = Job(Endless(), (), Arena(0), claims, Timings(1, 0), 1, None, 7, None, main.pid, 0)
     process = multiprocessing.get_context("fork").Process(target=worker.start, args=(job, worker_tasks, worker_results))
     process.start()
     if moment != "before the start":
