@@ -28,7 +28,7 @@ _fnmatch = ctypes.CDLL(None).fnmatch
 _fnmatch.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int)
 _IGNORE_CASE: Final = 1 << 4
 
-_LINE = re.compile(rb"(.*\S)\s+([0-9]+)\s*", re.DOTALL)
+_DIGITS = re.compile(rb"[0-9]+")
 
 
 class Listing(NamedTuple):
@@ -112,32 +112,36 @@ def _listed(path: str) -> list[tuple[str, int]]:
     found = []
     with open(path, "rb") as file:
         for number, line in enumerate(file.read().split(b"\n"), 1):
-            if not line.strip():
+            parts = line.rsplit(maxsplit=1)
+            if not parts:
                 continue
-            parts = _LINE.fullmatch(line)
-            if parts is None:
+            if len(parts) == 1:
                 raise ValueError(f"line {number} of {path!r} should be a file name and a label, got {os.fsdecode(line)!r}")
-            found.append((os.fsdecode(parts[1]), _as_label(f"the label in line {number} of {path!r}", int(parts[2]))))
+            name, label = parts
+            if not _DIGITS.fullmatch(label):
+                raise ValueError(f"the label in line {number} of {path!r} should be digits, got {os.fsdecode(label)!r}")
+            found.append((os.fsdecode(name), _as_label(f"the label in line {number} of {path!r}", int(label))))
     return found
 
 
 def _discovered(root: str, file_globs: list[bytes], dir_globs: list[bytes] | None, flags: int) -> list[tuple[str, int]]:
     """The files in the folders of `root`, in byte order, labelled by the folder's number among those that match."""
-    start = os.fsencode(root)
-    with os.scandir(start) as entries:
+    with os.scandir(root) as entries:
         # Links to folders are folders, as DALI has it. One that leads nowhere raises: without it, labels would be others.
         names = [entry.name for entry in entries if stat.S_ISDIR(entry.stat().st_mode)]
-    folders = sorted(name for name in names if dir_globs is None or _matches(name, dir_globs, flags))
+    folders = sorted((name for name in names if dir_globs is None or _matches(name, dir_globs, flags)), key=os.fsencode)
     found = []
     for label, folder in enumerate(folders):
-        with os.scandir(os.path.join(start, folder)) as entries:
+        with os.scandir(os.path.join(root, folder)) as entries:
             names = [entry.name for entry in entries if entry.is_symlink() or entry.is_file(follow_symlinks=False)]
-        found += [(os.fsdecode(os.path.join(folder, name)), label) for name in sorted(names) if _matches(name, file_globs, flags)]
+        matching = sorted((name for name in names if _matches(name, file_globs, flags)), key=os.fsencode)
+        found += [(os.path.join(folder, name), label) for name in matching]
     return found
 
 
-def _matches(name: bytes, globs: list[bytes], flags: int) -> bool:
-    return any(_fnmatch(glob, name, flags) == 0 for glob in globs)
+def _matches(name: str, globs: list[bytes], flags: int) -> bool:
+    encoded = os.fsencode(name)
+    return any(_fnmatch(glob, encoded, flags) == 0 for glob in globs)
 
 
 def _globs(name: str, given: str | Sequence[str]) -> list[bytes]:

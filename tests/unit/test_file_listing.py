@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 import numpy as np
 import pytest
@@ -155,10 +156,27 @@ def test_types_that_are_wrong():
         listed(files=["a"], labels=[1.5])
 
 
-@pytest.mark.parametrize("line", ["name", "name -3", "3", " 3", "name3", "name 3.", "# name", "name 3 # why"])
+@pytest.mark.parametrize("line", ["name", "3", " 3", "name3", "3\t\r"])
 def test_a_line_without_a_label(tmp_path, line):
     (tmp_path / "list.txt").write_text(f"good 1\n{line}\n")
     with pytest.raises(ValueError, match=r"line 2 of .*list.txt' should be a file name and a label, got"):
+        listed(file_list=tmp_path / "list.txt")
+
+
+@pytest.mark.parametrize(
+    ("line", "label"),
+    [
+        ("name x", "x"),
+        ("name -3", "-3"),
+        ("name 3.", "3."),
+        ("# name\r", "name"),
+        ("name 3 # why", "why"),
+        ("name \u0663", "\u0663"),
+    ],
+)
+def test_a_label_that_is_no_number(tmp_path, line, label):
+    (tmp_path / "list.txt").write_text(f"good 1\n{line}\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=rf"the label in line 2 of .*list.txt' should be digits, got '{re.escape(label)}'"):
         listed(file_list=tmp_path / "list.txt")
 
 
@@ -183,7 +201,8 @@ def test_nothing_found(tree):
         listed(file_list=tree / "list.txt")
     with pytest.raises(ValueError, match="no files found in"):
         listed(tree, filters="*.gif")
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError) as caught:
         listed(tree / "missing")
+    assert caught.value.filename == str(tree / "missing")
     with pytest.raises(FileNotFoundError):
         listed(file_list=tree / "missing")
