@@ -96,10 +96,10 @@ def progress_of(state: object) -> Progress:
 def counted(number: int, noun: str) -> str:
     """1 batch, 2 batches.
 
-    >>> counted(1, "sample"), counted(1000, "batch")
-    ('1 sample', '1,000 batches')
+    >>> counted(1, "sample"), counted(1000, "batch"), counted(2, "epoch")
+    ('1 sample', '1,000 batches', '2 epochs')
     """
-    return f"{number:,} {noun}{'' if number == 1 else 'es' if noun.endswith('ch') else 's'}"
+    return f"{number:,} {noun}{'' if number == 1 else 'es' if noun.endswith('tch') else 's'}"
 
 
 def _count_of(name: object, entry: object) -> Count | None:

@@ -6,6 +6,7 @@ import argparse
 import operator
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from itertools import chain, islice
 from typing import Any, Final, NamedTuple
 
@@ -196,14 +197,16 @@ def _of_texts(one: Any, other: Any) -> str:
 def _differing(one: Any, other: Any) -> str:
     """In how many values two tensors or arrays of one type and shape differ, bit for bit."""
     try:
-        size, bits = one.nbytes // max(1, one.itemsize), [_bits(each) for each in (one, other)]
-        count = int((bits[0] != bits[1]).reshape(size, -1).any(1).sum()) if size else 0
-        return f"{count:,} of {counted(size, 'value')} differ" if count else ""
-    except Exception:  # a sparse or quantized one, one without content
-        try:
-            return "" if torch.equal(one, other) else "values differ"
-        except Exception as error:
-            return f"not compared ({type(error).__name__})"
+        if isinstance(one, torch.Tensor) and one.is_sparse and other.is_sparse:
+            parts = [(one._indices(), other._indices()), (one._values(), other._values())]
+            return "differ" if any(a.shape != b.shape or _differing(a, b) for a, b in parts) else ""
+        size = one.nbytes // max(1, one.itemsize)
+        count = int((_bits(one) != _bits(other)).reshape(size, -1).any(1).sum()) if size else 0
+        return f"differ in {count:,} of {counted(size, 'value')}" if count else ""
+    except Exception as error:  # a quantized one, one without content
+        with suppress(Exception):
+            return "" if torch.equal(one, other) else "differ"
+        return f"not compared ({type(error).__name__})"
 
 
 def _bits(value: Any) -> torch.Tensor:
