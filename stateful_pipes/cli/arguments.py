@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
 from typing import Any, Protocol
 
-__all__ = ["AtLeast", "Commands", "Formatter"]
+__all__ = ["AtLeast", "Commands", "Formatter", "factory_of"]
 
 
 class Commands(Protocol):
@@ -33,3 +39,49 @@ class AtLeast:
             bound = f"at least {self.least}" + (f" and below {self.below}" if self.below is not None else "")
             raise argparse.ArgumentTypeError(f"must be {bound}, got {value}")
         return value
+
+
+def factory_of(text: str) -> Callable[[], Any]:
+    """Reads `module:factory` or `path/to/file.py:factory`, where `factory` may be dotted, and imports it.
+
+    The current folder, or the file's, comes first among those that are looked through, in worker processes too.
+
+    Raises:
+        argparse.ArgumentTypeError: there is no such thing, or importing it fails; argparse then ends with exit code 2.
+    """
+    where, _, name = text.rpartition(":")
+    if not where or not name:
+        raise argparse.ArgumentTypeError(f"must be module:factory or path/to/file.py:factory, got {text!r}")
+    try:
+        found: Any = _imported(where)
+    except argparse.ArgumentTypeError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise argparse.ArgumentTypeError(f"importing {where!r} raised {type(error).__name__}: {error}") from error
+    for part in name.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            raise argparse.ArgumentTypeError(f"{where!r} has no {name!r}") from None
+    if not callable(found):
+        raise argparse.ArgumentTypeError(f"{text!r} must be a function without arguments, and is of type {type(found).__name__}")
+    return found  # type: ignore[no-any-return]
+
+
+def _imported(where: str) -> ModuleType:
+    path = Path(where)
+    if path.suffix != ".py":
+        _look_first_in(os.getcwd())
+        return importlib.import_module(where)
+    if not path.is_file():
+        raise argparse.ArgumentTypeError(f"there is no file {where!r}")
+    _look_first_in(str(path.resolve().parent))
+    module = importlib.import_module(path.stem)
+    if Path(module.__file__ or "").resolve() != path.resolve():
+        raise argparse.ArgumentTypeError(f"{where!r} has the name of another module, {module.__file__}; rename it")
+    return module
+
+
+def _look_first_in(folder: str) -> None:
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
