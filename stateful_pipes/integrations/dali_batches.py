@@ -12,19 +12,22 @@ import torch
 
 try:
     from nvidia.dali import Pipeline
-    from nvidia.dali.plugin.base_iterator import LastBatchPolicy, _DaliBaseIterator
+    from nvidia.dali.plugin import base_iterator
     from nvidia.dali.plugin.pytorch.torch_utils import to_torch_tensor
 except ImportError as error:
     raise ImportError("this needs NVIDIA DALI: pip install 'stateful_pipes[dali]'") from error
 
-__all__ = ["DALIBatches", "LastBatchPolicy", "Pipeline"]
+from stateful_pipes.errors import StateMismatchError
+from stateful_pipes.nodes.last_batch import LastBatchPolicy
+
+__all__ = ["DALIBatches", "Pipeline"]
 
 # A forked child would hang where it drops one of its parent's pipelines, be it as garbage, so there they are kept for good.
 _kept: list[Any] = []
 os.register_at_fork(after_in_child=lambda: _kept.extend(pipeline() for pipeline in Pipeline._pipes))
 
 
-class DALIBatches(_DaliBaseIterator):  # type: ignore[misc]  # the type checker does not look into DALI
+class DALIBatches(base_iterator._DaliBaseIterator):  # type: ignore[misc]  # the type checker does not look into DALI
     """What DALI's own `DALIGenericIterator` gives over one pipeline, whose base it shares, ragged outputs included.
 
     It prepares no batch before it is asked for one: a checkpoint after an epoch's last batch would not tell of the end.
@@ -53,7 +56,8 @@ class DALIBatches(_DaliBaseIterator):  # type: ignore[misc]  # the type checker 
         last_batch_policy: LastBatchPolicy,
     ) -> None:
         self._names, self._ragged = output_names, ragged
-        super().__init__([pipeline], reader_name=reader_name, last_batch_policy=last_batch_policy, prepare_first_batch=False)
+        policy = base_iterator.LastBatchPolicy[last_batch_policy.name]
+        super().__init__([pipeline], reader_name=reader_name, last_batch_policy=policy, prepare_first_batch=False)
         self.reader_sizes = [f"{name}: {meta['epoch_size']}" for name, meta in sorted(pipeline.reader_meta().items())]
 
     def __next__(self) -> dict[str, Any]:
@@ -103,12 +107,16 @@ class DALIBatches(_DaliBaseIterator):  # type: ignore[misc]  # the type checker 
 
     def _restore_state(self, iterator_data: str) -> None:
         if iterator_data:
-            saved, fields = json.loads(iterator_data), [name for name, _ in self._checkpointed_fields() if hasattr(self, name)]
-            if sorted(saved) != sorted(fields) or len(saved.get("_shards_id", [0])) != 1:
-                raise ValueError("the checkpoint is of an iterator over several pipelines, or with another reader_name")
+            try:
+                saved = json.loads(iterator_data)
+            except ValueError as error:
+                raise StateMismatchError("the checkpoint of the iterator is damaged") from error
+            fields = [name for name, _ in self._checkpointed_fields() if hasattr(self, name)]
+            if not isinstance(saved, dict) or sorted(saved) != sorted(fields) or len(saved.get("_shards_id", [0])) != 1:
+                raise StateMismatchError("the checkpoint is of an iterator over several pipelines, or with another reader_name")
             samples = sum(saved.get("_shard_sizes_per_gpu", ()))
             if self._reader_name and samples != self._size_no_pad:
-                raise ValueError(f"the reader had {samples} samples, and has {self._size_no_pad}")
+                raise StateMismatchError(f"the reader had {samples} samples, and has {self._size_no_pad}")
             super()._restore_state(iterator_data)
         elif self._size > 0:  # of a pipeline that was run by hand: it tells no epochs, but how often it ran
             (pipeline,), self._pipes = self._pipes, []

@@ -9,6 +9,7 @@ from typing import Any
 
 from torchdata.nodes import BaseNode
 
+from stateful_pipes.caught import add_note
 from stateful_pipes.contract import NodeContract, walk
 from stateful_pipes.encoding import decode, encode
 from stateful_pipes.errors import ResumableModeRequiredError, StatefulPipesError, StateMismatchError
@@ -58,13 +59,18 @@ class ForeignNode(Node[Any]):
             self.no_batches()
         self._started = True
         items: list[Any] = []
-        while len(items) < count and not self._ended:
-            try:
-                items.append(next(self.node))
-            except StopIteration:
-                self._ended = True
+        try:
+            while len(items) < count and not self._ended:
+                try:
+                    items.append(next(self.node))
+                except StopIteration:
+                    self._ended = True
+            if not items:
+                self.next_epoch((self._epoch,))
+        except Exception as error:
+            add_note(error, f"in node {self.name!r} at epoch {self._epoch}, position {self._position + len(items)}")
+            raise
         if not items:
-            self.next_epoch((self._epoch,))
             raise StopIteration
         start = self._position
         self._position += len(items)
@@ -115,7 +121,7 @@ class ForeignNode(Node[Any]):
         raise ResumableModeRequiredError(
             f"only {type(self.node).__name__} itself knows where an epoch of it starts",
             node=self.name,
-            remedy="Iterate to the end of the epoch, or load a state",
+            remedy="Read the epoch to its end, load a state that was saved at the start of one, or make a new node and loader",
         )
 
     def at_start(self, mark: Mark) -> bool:

@@ -24,7 +24,7 @@ from stateful_pipes import (
     SeededMapper,
     StatefulDataLoader,
 )
-from stateful_pipes.errors import ResumableModeRequiredError
+from stateful_pipes.errors import ResumableModeRequiredError, StateMismatchError
 from tests.integration.pipelines import check_resumes, epochs, shut, states, take
 from tests.streams import same
 
@@ -218,9 +218,19 @@ def test_epochs_cannot_be_left_and_the_error_tells_what_can(folder):
     loader = StatefulDataLoader(node(folder))
     read = take(iter(loader), 1)
     for move in (loader.restart, lambda: loader.set_epoch(3)):
-        with pytest.raises(ResumableModeRequiredError, match=r"only DALIPipelineNode itself.*load a state"):
+        with pytest.raises(ResumableModeRequiredError, match=r"only DALIPipelineNode itself.*Read .* to its end, load"):
             move()
     assert same(read + list(loader), list(node(folder)))
+
+
+def test_a_validation_loop_that_leaves_early_loads_the_start_each_time(folder):
+    loader = StatefulDataLoader(node(folder, "random_shuffle"))
+    start = loader.state_dict()
+    passes = []
+    for _ in range(2):
+        loader.load_state_dict(start)
+        passes.append(take(iter(loader), 1))
+    assert same(passes[0], passes[1])
 
 
 def test_torch_saves_the_state(folder, tmp_path):
@@ -310,6 +320,26 @@ def test_several_pipelines(folder):
         MultiPipelineLoader([make(0), make(0)])
     with pytest.raises(ValueError, match="differ in batch_size"):
         MultiPipelineLoader([make(0), make(1, batch_size=BATCH_SIZE + 1)])
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized:UserWarning")
+def test_each_rank_s_state_under_a_key_of_its_own(folder, tmp_path):
+    """Under one key `torch.distributed.checkpoint` keeps one copy, which other ranks refuse."""
+
+    def make(rank):
+        reading = partial(sharded, rank)
+        return StatefulDataLoader(DALIPipelineNode(factory(folder, make=reading), output_names=["label"], reader_name="reader"))
+
+    saved, resumed = [make(0), make(1)], [make(0), make(1)]
+    for loader in saved:
+        take(iter(loader), 1)
+    dcp.save({f"loader_{rank}": loader for rank, loader in enumerate(saved)}, checkpoint_id=tmp_path)
+    dcp.load({f"loader_{rank}": loader for rank, loader in enumerate(resumed)}, checkpoint_id=tmp_path)
+    rests = [list(loader) for loader in saved]
+    assert same([list(loader) for loader in resumed], rests)
+    assert not same(*rests)
+    with pytest.raises(StateMismatchError, match=r"operator reader: .*not as saved: shard_id"):
+        resumed[1].load_state_dict(saved[0].state_dict())
 
 
 def sharded(shard, *arguments, **options):
