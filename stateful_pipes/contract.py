@@ -37,6 +37,11 @@ class NodeContract:
         """Whether an epoch's end shows only when a ticket is run, as `EpochEnd`; `pull` never tells it then."""
         return any(source.ends_in_run for source in self.sources)
 
+    @property
+    def asks_as_asked(self) -> bool:
+        """Whether `pull` asks the source for just what it is asked for itself; a `pull` of one's own that does may say so."""
+        return type(self).pull is NodeContract.pull
+
     _settings: dict[str, Scalar] | None = None
 
     def pull(self, count: int | None) -> Ticket:

@@ -41,8 +41,13 @@ class FileOrder:
         self._chunk = _Chunk(-1, 0, [])
 
     def at(self, number: int, place: int, count: int) -> list[int]:
-        """The indices at `count` places of a pass, all of them within its shard."""
+        """The indices at `count` places of a pass; at those past its end, its last one."""
         first, stop = self.shards.bounds(number)
+        beyond = min(count, place + count - (stop - first))
+        if beyond > 0:
+            return (self.at(number, place, count - beyond) if beyond < count else []) + self.at(
+                number, stop - first - 1, 1
+            ) * beyond
         if self.seed is None and not self.is_mixed:
             return list(range(first + place, first + place + count))
         made, start, indices = self._chunk

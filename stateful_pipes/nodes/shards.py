@@ -53,6 +53,17 @@ class Shards(NamedTuple):
         """Samples in the smallest shard."""
         return self.files // self.num_shards
 
+    def meta(self, padded: bool) -> dict[str, int]:
+        """What DALI's `Pipeline.reader_meta` tells of a reader, padded by `pad_last_batch` or not."""
+        return {
+            "epoch_size": self.files,
+            "epoch_size_padded": self.largest * self.num_shards if padded else self.files,
+            "number_of_shards": self.num_shards,
+            "shard_id": self.shard_id,
+            "pad_last_batch": int(padded),
+            "stick_to_shard": int(self.stick),
+        }
+
     def bounds(self, number: int) -> tuple[int, int]:
         """First sample of the shard that pass `number` reads, and the one after its last."""
         shard = self.shard_id if self.stick else (self.shard_id + number) % self.num_shards

@@ -17,6 +17,7 @@ from stateful_pipes import (
     FileReader,
     LastBatchPolicy,
     Mixer,
+    Node,
     ProcessPrefetcher,
     SamplerNode,
     SeededBatcher,
@@ -107,7 +108,68 @@ def test_a_file_that_is_gone_is_named(folder):
     SeededBatcher(node, 2)
     with pytest.raises(FileNotFoundError) as caught:
         node.run(node.pull(2))
-    assert "node 'file_reader' at epoch 0, positions 1 (indices 1), reading 'missing'" in "".join(caught.value.__notes__)
+    assert caught.value.__notes__ == ["in node 'file_reader' at epoch 0, position 1, index 'missing'"]
+
+
+def test_a_ticket_s_samples_are_the_paths(folder):
+    node = FileReader(folder, ["05", folder / "03", "05"], num_shards=2, shard_id=1)
+    SeededBatcher(node, 2)
+    assert node.samples(node.pull(2)) == (0, [1, 3], [str(folder / "03"), "05"])
+
+
+# Files that cannot be read.
+
+
+@pytest.fixture
+def gone(folder):
+    """A loader over the first files, of which two are gone."""
+
+    def make(workers=0, max_skipped=2, batch_size=2, **options):
+        names = ["00", "gone", "02", "03", "missing", "05"]
+        node = SeededMapper(FileReader(folder, names, max_skipped=max_skipped, **options), label_alone, seed=0)
+        return StatefulDataLoader(ProcessPrefetcher(SeededBatcher(node, batch_size, collate_fn=list), workers))
+
+    return make
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_files_that_cannot_be_read_are_left_out_up_to_a_budget(gone, workers, caplog):
+    with gone(workers) as one:
+        assert list(one) == [[0], [2, 3], [5]]
+        assert one.state_dict()["nodes"]["file_reader"]["skipped"] == 2
+        assert one.stats()["skipped"] == 2
+        assert "file_reader: epoch 0, position 1, index 'gone' is left out (1 of 2): FileNotFoundError" in caplog.text
+        with pytest.raises(FileNotFoundError) as caught:
+            list(one)
+        assert caught.value.__notes__ == [
+            "in node 'file_reader' at epoch 1, position 1, index 'gone'",
+            "max_skipped=2 samples have been left out by 'file_reader' already",
+        ]
+
+
+def test_a_resumed_reader_leaves_out_the_same_files(gone):
+    whole, states = cuts(lambda: gone(max_skipped=9, **WAYS["random"]), 2)
+    assert sorted(samples_in(whole)) == [0, 0, 2, 2, 3, 3, 5, 5]
+    for read, state in states:
+        resumed = gone(max_skipped=9, **WAYS["random"])
+        resumed.load_state_dict(state)
+        assert resumed.stats()["skipped"] == state["nodes"]["file_reader"]["skipped"]
+        assert rest(resumed, len(whole) - read) == whole[read:]
+
+
+def test_without_a_budget_nothing_is_left_out_and_none_may_be_lost_to_memory(gone, monkeypatch):
+    with pytest.raises(FileNotFoundError):
+        list(gone(max_skipped=0))
+    assert "skipped" not in gone(max_skipped=0).state_dict()["nodes"]["file_reader"]
+    with pytest.raises(ValueError, match="max_skipped must be at least 0, got -1"):
+        gone(max_skipped=-1)
+
+    def fail(*_, **__):
+        raise MemoryError
+
+    monkeypatch.setattr("numpy.fromfile", fail)
+    with pytest.raises(MemoryError):
+        list(gone())
 
 
 def test_no_two_samples_of_an_epoch_share_a_position(reader):
@@ -426,6 +488,48 @@ def test_seven_samples_in_another_batch_size(loader, pad, policy, old, new, rest
     other.load_state_dict(one.state_dict(), allow=("batch_size",))
     assert list(other) == rest
     assert next(iter(other)) == following
+
+
+def test_the_batch_size_is_that_of_the_batcher_that_stands_above_now(reader):
+    source = reader(7)
+    node = SeededMapper(source, label_alone, rng=())
+    assert source.batcher() is None
+    for size, expected in [(2, [[0, 1], [2, 3], [4, 5], [6, 0]]), (3, [[0, 1, 2], [3, 4, 5], [6, 0, 1]])]:
+        batches = SeededBatcher(node, size, collate_fn=list)
+        assert source.batcher() is batches
+        pulled = [batches.run(batches.pull(1)) for _ in expected]
+        assert [batch for block in pulled for batch in block] == expected
+        batches.seek(batches.start(0))
+        del batches
+        assert source.batcher() is None
+
+
+class Doubled(Node):
+    """Asks its source for as much as it is asked for."""
+
+    def __init__(self, source):
+        super().__init__(source)
+
+    def run(self, ticket):
+        return [2 * item for item in self.sources[0].run(ticket)]
+
+
+class OneByOne(SeededMapper):
+    """Asks its source otherwise than a mapper."""
+
+    def pull(self, count):
+        return super().pull(1)
+
+
+def test_nodes_that_ask_as_they_are_asked_may_stand_between(reader):
+    def decoded():
+        return SeededMapper(reader(7), label_alone, seed=0)
+
+    policy = "PARTIAL"
+    one = StatefulDataLoader(SeededBatcher(Doubled(decoded()), 2, collate_fn=list), last_batch_policy=policy)
+    assert list(one) == [[0, 2], [4, 6], [8, 10], [12]]
+    with pytest.raises(ValueError, match="needs a SeededBatcher with a batch_size above the FileReader"):
+        StatefulDataLoader(SeededBatcher(OneByOne(reader(7), label_alone), 2), last_batch_policy=policy)
 
 
 def test_another_batch_size_is_to_be_allowed_and_then_is(loader):
