@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from stateful_pipes.contract import NodeContract
+from stateful_pipes.nodes.external_source import ExternalSource
 from stateful_pipes.nodes.foreign import ForeignNode
 from stateful_pipes.nodes.index_filter import IndexFilter
 from stateful_pipes.nodes.mixer import Mixer
@@ -73,8 +74,8 @@ def chain(top: NodeContract) -> str:
 def mermaid(top: NodeContract) -> str:
     """A pipeline as the text of a Mermaid flowchart, from the sources on the left to the top on the right.
 
-    Each node stands in the processes that its part of the work runs in: what makes and deals out indices, other libraries' nodes
-    and what they hold in the main process, the rest below a `ProcessPrefetcher` in its workers.
+    Each node stands in the processes that its part of the work runs in: what makes and deals out indices, a generator, other
+    libraries' nodes and what they hold in the main process, the rest below a `ProcessPrefetcher` in its workers.
     """
     boxes: dict[str, list[str]] = {"main process": []}
     arrows: list[str] = []
@@ -151,7 +152,7 @@ def _place(node: NodeContract, process: str, boxes: dict[str, list[str]], arrows
         within = f"{counted(node.num_workers, 'worker')} of {node.name}"
         if within in boxes:  # one inside another library's node may have the name of one outside
             within += f" ({len(boxes)})"
-    elif isinstance(node, (SamplerNode, PlainSamplerNode, IndexFilter)):
+    elif isinstance(node, (SamplerNode, PlainSamplerNode, IndexFilter)) or _reads_onwards(node):
         process = "main process"
     boxes.setdefault(within, [])
     below = [(_place(one.node, within, boxes, arrows), one.edge) for one in _below(node)]
@@ -159,6 +160,11 @@ def _place(node: NodeContract, process: str, boxes: dict[str, list[str]], arrows
     boxes[process].append(f"{made}[{_quoted(f'{node.name}: {node.type_name}')}]")
     arrows += [f"{one} -->{f'|{_quoted(edge)}|' if edge else ''} {made}" for one, edge in below]
     return made
+
+
+def _reads_onwards(node: NodeContract) -> bool:
+    """Whether it is read where the cursor is, since it can be read only once."""
+    return isinstance(node, ExternalSource) and not node.ends_in_run
 
 
 def _quoted(text: str) -> str:

@@ -97,7 +97,7 @@ def opened(path: str) -> AnyFile:
         return _of_torch(path, size, is_archive=head.startswith(b"PK"))
     if head.lstrip()[:1] in (b"{", b"["):
         return _of_json(path, size)
-    raise CheckpointFileError("neither JSON nor a file of torch.save")
+    raise CheckpointFileError("neither a JSON object nor a file of torch.save")
 
 
 def unreadable(path: str, error: Exception) -> str:

@@ -217,6 +217,15 @@ def test_what_runs_in_workers():
     assert list(boxes(mermaid(ProcessPrefetcher(mapper(sampler()), 0)))) == ["main process"]
 
 
+def test_a_generator_is_read_in_the_main_process():
+    with pytest.warns(UserWarning, match="not captured"):
+        source = ExternalSource(iter([1, 2]))
+    assert boxes(mermaid(ProcessPrefetcher(mapper(source), 1))) == {
+        "main process": ["external_source", "prefetcher"],
+        "1 worker of prefetcher": ["mapper"],
+    }
+
+
 def test_foreign_nodes_and_theirs_run_in_the_main_process_but_for_workers_of_their_own():
     inner = ProcessPrefetcher(mapper(sampler()), 2)
     node = ProcessPrefetcher(mapper(tn.Prefetcher(inner, 1), name="outer"), 2)
