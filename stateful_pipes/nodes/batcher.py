@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import default_collate
 from torchdata.nodes import BaseNode
 
+from stateful_pipes.contract import walk
 from stateful_pipes.errors import ResumableBatchConfigurationError
 from stateful_pipes.fields import Rule, Scalar, adopted_seed, allowable
 from stateful_pipes.integers import as_integer
@@ -106,7 +107,7 @@ class SeededBatcher(Node[T_co]):
         key = derive(self.seed, self._purpose, epoch) if self._seeds_collate else 0
         if all(positions_of(ticket) for ticket in tickets):
             return (epoch, packed(firsts), tuple(tickets), key)
-        return (epoch, packed(firsts), tuple(tickets), key, self._first_batch(epoch))
+        return (epoch, packed(firsts), tuple(tickets), key, self._first_samples(epoch))
 
     def _pull_batch(self) -> Ticket:
         ticket = self._source.pull(self.batch_size)
@@ -115,23 +116,31 @@ class SeededBatcher(Node[T_co]):
             return self._source.pull(self.batch_size)
         return ticket
 
-    def _first_batch(self, epoch: int) -> Ticket:
-        """The ticket of an epoch's first batch, which shows what an empty one would be made of."""
+    def _first_samples(self, epoch: int) -> tuple[Ticket, ...]:
+        """Tickets of an epoch's first samples: one more than may be left out. They show what an empty batch would be made of."""
         mark = self._source.mark()
         self._source.seek(self._source.start(epoch))
+        tickets: list[Ticket] = []
+        have, wanted = 0, 1 + sum(node.max_skipped for node in walk(self._source))
         try:
-            return self._source.pull(self.batch_size)
+            while have < wanted:
+                asked = min(have or 1, wanted - have)  # one, and then as many as before: mostly only the first is run
+                tickets.append(self._source.pull(asked))
+                have += asked
+        except StopIteration:  # so many may be left out that the epoch has no more
+            pass
         finally:
             self._source.seek(mark)
+        return tuple(tickets)
 
     def run(self, ticket: Ticket) -> list[Any]:
-        _, _, tickets, key, *model = ticket
+        _, _, tickets, key, *models = ticket
         seeds = derive_each(key, positions_of(ticket)) if self._seeds_collate else ()
         out = []
         for i, below in enumerate(tickets):
             samples = [sample for sample in self._source.run(below) if sample is not LEFT_OUT]
             if not positions_of(below) and not self._seeds_collate:
-                out.append(self._empty(model[0]))
+                out.append(self._empty(models[0]))
                 continue
             if not samples and positions_of(below):
                 out.append(LEFT_OUT)
@@ -146,11 +155,14 @@ class SeededBatcher(Node[T_co]):
                 raise_noted(error, self.collate_fn, place)
         return out
 
-    def _empty(self, model: Ticket) -> Any:
-        """A batch without samples: what default_collate makes of another batch's, cut to none of them."""
-        with noting():  # what is left out of that one counts there
-            samples = [sample for sample in self._source.run(model) if sample is not LEFT_OUT]
-        return emptied(self.collate_fn(samples[:1])) if samples else []
+    def _empty(self, models: tuple[Ticket, ...]) -> Any:
+        """A batch without samples: what default_collate makes of another sample, cut to none."""
+        for model in models:
+            with noting():  # what is left out of those counts in its own batch
+                samples = [sample for sample in self._source.run(model) if sample is not LEFT_OUT]
+            if samples:
+                return emptied(self.collate_fn(samples[:1]))
+        return []
 
     def samples(self, ticket: Ticket) -> Samples:
         below = [self._source.samples(one) for one in ticket[2]]

@@ -14,7 +14,7 @@ class LastBatchPolicy(Enum):
 
     * FILL: fill it up, with the last sample / by running on into the next shard: [7, 7] / [7, 1].
     * PARTIAL: hand out what is there: [7] / [7]. Where shards differ in size, it is empty on some of them: `default_collate`'s
-      tensors of the epoch's first sample with 0 samples, or `[]` where `max_skipped` has all samples of its first batch left out.
+      tensors of the epoch's first sample with 0 samples, or `[]` where `max_skipped` has all of that epoch's samples left out.
     * DROP: leave it out on every shard where one shard could not fill it: [5, 6] / [5, 6] is the last.
 
     The next epoch begins at 1 / at 2: what filled a batch is not read again, whether it was handed out or not. So with

@@ -693,16 +693,24 @@ def test_an_empty_batch_costs_no_skip_of_its_model(reader):
     assert one.stats()["skipped"] == 1
 
 
-def test_an_empty_batch_whose_model_is_left_out_is_an_empty_list(reader):
-    def fails_on_the_first_batch(item):
-        if item[1] < 2:
+@pytest.mark.parametrize("bad", [1, 2, 3, 4])
+@pytest.mark.parametrize("more", [0, 1, 9])
+def test_an_empty_batch_is_made_of_any_sample_that_is_left(reader, bad, more):
+    ran = []
+
+    def fails_on_the_first(item):
+        ran.append(item[1].item())
+        if item[1] < bad:
             raise ValueError("bad")
         return item[1]
 
-    node = SeededMapper(reader(9, num_shards=2), fails_on_the_first_batch, seed=1, max_skipped=2)
+    node = SeededMapper(reader(9, num_shards=2, max_skipped=more), fails_on_the_first, seed=1, max_skipped=bad)
     one = StatefulDataLoader(SeededBatcher(node, 2), last_batch_policy="PARTIAL")
-    assert same(list(one), [torch.tensor([[2], [3]], dtype=torch.int32), []])
-    assert one.stats()["skipped"] == 2
+    *_, empty = one
+    assert ran[:4] == [0, 1, 2, 3]
+    assert ran[4 : 5 + bad] == list(range(4))[: bad + 1]
+    assert same(empty, torch.empty(0, 1, dtype=torch.int32) if bad < 4 else [])
+    assert one.stats()["skipped"] == bad
 
 
 def test_an_empty_batch_goes_through_the_nodes_above(reader):
