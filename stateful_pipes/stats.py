@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, TypedDict
 
 from stateful_pipes.contract import NodeContract, walk
@@ -72,11 +72,11 @@ def stats_of(root: Node[Any]) -> Stats:
     }
 
 
-def seconds_here(root: Node[Any]) -> dict[str, float]:
+def seconds_here(root: Node[Any], methods: Sequence[str] = ("run", "pull")) -> dict[str, float]:
     """The own time of each node in this process, by name."""
     found: dict[str, float] = {}
     for node in walk_all(root):
-        timed = [vars(node).get(name) for name in ("run", "pull")]
+        timed = [vars(node).get(name) for name in methods]
         own = sum(one.own for one in timed if isinstance(one, TimedMethod))
         found[node.name] = found.get(node.name, 0.0) + own / 1e9
     return found
