@@ -21,8 +21,8 @@ COMPILED = """
 """
 TESTS = """
     golden unit/test_fields.py unit/test_state.py unit/test_rng.py unit/test_permutation.py unit/test_samplers.py
-    unit/test_batch_samplers.py unit/test_nodes_sampler.py unit/test_nodes_mapper.py unit/test_nodes_batcher.py unit/test_errors.py
-    unit/test_training_gate.py unit/test_skips.py
+    unit/test_batch_samplers.py unit/test_nodes_sampler.py unit/test_nodes_mapper.py unit/test_nodes_batcher.py
+    unit/test_errors.py unit/test_training_gate.py unit/test_skips.py
 """
 
 
@@ -42,11 +42,8 @@ def main(folder: Path) -> int:
     )
     wanted = {path for pattern in COMPILED.split() for path in package.glob(f"{pattern}.py")}
     compiled = [one for one, path in zip(made, files, strict=True) if path in wanted]
-    setup(
-        name="stateful_pipes",
-        ext_modules=compiled,
-        script_args=["--quiet", "build_ext", "--build-lib", str(folder), "--build-temp", str(folder / "build"), "--parallel", "2"],
-    )
+    built = ["--build-lib", str(folder), "--build-temp", str(folder / "build")]
+    setup(name="stateful_pipes", ext_modules=compiled, script_args=["--quiet", "build_ext", "--parallel", "2", *built])
     names = [one.name for one in compiled]
     check = f"import importlib; assert all(importlib.import_module(name).__file__.endswith('.so') for name in {names!r})"
     subprocess.run([sys.executable, "-c", check], cwd=folder, check=True)

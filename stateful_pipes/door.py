@@ -45,6 +45,7 @@ class DatasetArguments(NamedTuple):
     pin_memory_device: str = ""
     seed: int | None = None
     rng: Rng = GLOBAL_GENERATORS
+    reseed: Callable[[Any, int], object] | None = None
     max_skipped: int = 0
     max_restarts: int = 3
     fingerprint: str | Callable[[], str] | None = None
@@ -70,8 +71,15 @@ def build(a: DatasetArguments) -> Node[Any]:
 
 
 def _compose(node: Node[Any], a: DatasetArguments, seed: int) -> Node[Any]:
-    read = a.dataset.__getitem__
-    node = SeededMapper(node, read, seed=seed, rng=a.rng, max_skipped=a.max_skipped, fingerprint=a.fingerprint)
+    node = SeededMapper(
+        node,
+        a.dataset.__getitem__,
+        seed=seed,
+        rng=a.rng,
+        reseed=a.reseed,
+        max_skipped=a.max_skipped,
+        fingerprint=a.fingerprint,
+    )
     if a.batch_sampler is not None:
         node = SeededBatcher(node, None, collate_fn=a.collate_fn, seed=seed)
     elif a.batch_size is None:

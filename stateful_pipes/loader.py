@@ -63,7 +63,10 @@ class StatefulDataLoader(PipelineView, PipelineMoves, Generic[T_co]):
         pin_memory_device: As torch's.
         in_order: Only True: a position has a meaning in order only.
         seed: From 0 to 2**64 - 1, the same on all ranks; drawn once from torch's CPU generator if left out, kept in the state.
-        rng: Global generators for reading a sample (see `SeededMapper`). With `()` a dataset's `__getitems__` is used.
+        rng: Global generators for reading a sample (see `SeededMapper`). With `()`, no `reseed` and no `max_skipped`,
+            a dataset's `__getitems__` is used.
+        reseed: For generators that a transform owns: called as `reseed(dataset, seed)` before each sample is read, to bring
+            them to that sample's own seed (see `SeededMapper`).
         max_skipped: How many samples may be left out in all because reading them raised (see `SeededMapper`).
         max_restarts: How often a batch is tried again because its worker died (see `ProcessPrefetcher`).
         fingerprint: What says which data these are, as a string or a function of no argument (see `SeededMapper`): a state that
@@ -114,6 +117,7 @@ class StatefulDataLoader(PipelineView, PipelineMoves, Generic[T_co]):
         in_order: bool = True,
         seed: int | None = None,
         rng: Rng = GLOBAL_GENERATORS,
+        reseed: Callable[[Any, int], object] | None = None,
         max_skipped: int = 0,
         max_restarts: int = 3,
         fingerprint: str | Callable[[], str] | None = None,
@@ -140,6 +144,7 @@ class StatefulDataLoader(PipelineView, PipelineMoves, Generic[T_co]):
             pin_memory_device=pin_memory_device,
             seed=seed,
             rng=rng,
+            reseed=reseed,
             max_skipped=max_skipped,
             max_restarts=max_restarts,
             fingerprint=fingerprint,

@@ -230,6 +230,9 @@ class Node(NodeContract, BaseNode[T_co]):
         if cls.run is Node.run:
             raise ResumableModeRequiredError(f"{cls.__name__} does not implement run(ticket)", remedy="See stateful_pipes.Node")
 
+    def __repr__(self) -> str:
+        return f"<{self.type_name} {self.name!r}>"
+
     def __copy__(self) -> NoReturn:
         raise TypeError("a node cannot be copied; make another one and load the state")
 

@@ -126,6 +126,22 @@ def test_a_resume_at_any_cut(kind, before, after):
     assert same(whole, stream(kind)[:count])
 
 
+def door(workers, **options):
+    return StatefulDataLoader(
+        Images(), batch_size=2, shuffle=True, num_workers=workers, seed=4, reseed=reseed_albumentations, **options
+    )
+
+
+@pytest.mark.parametrize(("before", "after"), [(0, 2), (2, 0)])
+def test_the_dataset_door(before, after):
+    check_resumes(lambda: door(before), 1, lambda: door(after))
+
+
+def test_the_dataset_door_without_resume():
+    with door(1, resumable=False, rng=()) as loader:
+        assert same(epochs(loader, 2), epochs(door(0, resumable=False, rng=()), 2))
+
+
 class Fate:
     """Passes items on, and kills the worker that has the one whose turn it is, once."""
 

@@ -18,6 +18,7 @@ def test_the_readme_has_snippets():
 @pytest.mark.parametrize("number", range(len(SNIPPETS)))
 def test_snippet(number, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NO_ALBUMENTATIONS_UPDATE", "1")  # else its import asks the network
     if "nvidia.dali" in SNIPPETS[number]:
         pytest.importorskip("nvidia.dali", reason="DALI is not built for this machine")
     namespace = {"__name__": "readme"}

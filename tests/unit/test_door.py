@@ -430,6 +430,7 @@ BESIDE_A_NODE = {
     "in_order": False,
     "seed": 1,
     "rng": (),
+    "reseed": abs,
     "max_skipped": 1,
     "max_restarts": 1,
     "fingerprint": "v1",

@@ -851,7 +851,7 @@ def test_a_load_that_fails_before_the_move_has_changed_nothing(monkeypatch, erro
 
 # The signature.
 
-OURS = ("seed", "rng", "max_skipped", "max_restarts", "resumable", "last_batch_policy", "checkpoint")
+OURS = ("seed", "rng", "reseed", "max_skipped", "max_restarts", "fingerprint", "resumable", "last_batch_policy", "checkpoint")
 
 
 def test_the_signature_is_torch_s_with_ours_keyword_only():
