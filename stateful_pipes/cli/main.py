@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from stateful_pipes.cli import demo, diff, inspect, profile
+from stateful_pipes.cli import demo, diff, inspect, profile, verify
 
 __all__ = ["main"]
 
-_COMMANDS = (demo, inspect, diff, profile)
+_COMMANDS = (demo, verify, inspect, diff, profile)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
