@@ -20,7 +20,7 @@ The house, each room importing only from those above it:
 """
 
 from stateful_pipes.checkpoint_manager import Checkpoint, CheckpointManager
-from stateful_pipes.dataset import as_dataset
+from stateful_pipes.dataset import IterableDatasetReader, as_dataset
 from stateful_pipes.errors import StatefulPipesError, get_error_message
 from stateful_pipes.fields import Field
 from stateful_pipes.loader import StatefulDataLoader
@@ -67,6 +67,7 @@ __all__ = [
     "FileReader",
     "IndexFilter",
     "InfiniteRandomSampler",
+    "IterableDatasetReader",
     "LastBatchPolicy",
     "LoaderState",
     "Mark",

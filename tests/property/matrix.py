@@ -19,6 +19,7 @@ from stateful_pipes import (
     FileReader,
     IndexFilter,
     InfiniteRandomSampler,
+    IterableDatasetReader,
     Mixer,
     NaiveBatchSampler,
     OrderSampler,
@@ -237,6 +238,28 @@ def over_foreign(case, seed, folder):
     return batched({**case, "order": ""}, drawn(case, node, seed), seed)
 
 
+class Counted:
+    """An iterable dataset with epochs and a state, as Hugging Face's: the state is forgotten where none is loaded."""
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def load_state_dict(self, state):
+        self.read = state.get("read", 0)
+
+    def state_dict(self):
+        return {"read": self.read}
+
+    def __iter__(self):
+        while self.read < LENGTH:
+            self.read += 1
+            yield LENGTH * self.epoch + self.read - 1
+
+
+def over_dataset(case, seed, folder):
+    return batched({**case, "order": ""}, drawn(case, IterableDatasetReader(Counted(), replay=case["replay"]), seed), seed)
+
+
 def over_pinned(case, seed, folder):
     node = batched(case, drawn(case, sampled(case, seed), seed), seed, "default")
     return PinnedMemory(ProcessPrefetcher(node, case["workers"]))
@@ -407,6 +430,7 @@ TABLE: dict[str, Entry] = {
         is_possible=_is_dealt_below,
         is_dear=lambda case: "threads" in case["held"],
     ),
+    "IterableDatasetReader": Entry(over_dataset, {"replay": (False, True), **BATCHES}, silent=frozenset({"replay"})),
     "PinnedMemory": Entry(
         over_pinned, {"workers": (0, 2), **SHUFFLES, **BATCHES, **SHARES}, frozenset({"workers"}), needs=NO_CUDA
     ),

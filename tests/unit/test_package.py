@@ -33,6 +33,7 @@ PUBLIC = [
     "FileReader",
     "IndexFilter",
     "InfiniteRandomSampler",
+    "IterableDatasetReader",
     "LEFT_OUT",
     "LastBatchPolicy",
     "LoaderState",
