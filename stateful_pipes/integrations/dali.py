@@ -66,7 +66,7 @@ class DALIPipelineNode(BaseNode[dict[str, Any]]):
         output's device. They are copies, which later batches leave alone.
 
     State: DALI's checkpoint in base64 (about 500 bytes for 5 operators) and its hash; hashes of the pipeline and of each of its
-    operators (30 bytes each; none of more than 64); batch size, seed (-1 for none), how many samples its readers have, the
+    operators (35 bytes each; none of more than 64); batch size, seed (-1 for none), how many samples its readers have, the
     arguments. Cost of a state: about 10 us for each operator with a state. Cost of a resume: building a pipeline, at any
     position (as long at iteration 10 as at 40,000: some 10 ms over 4,000 files, up to a second over 200,000).
 

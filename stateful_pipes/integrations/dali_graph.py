@@ -100,9 +100,9 @@ class Graph:
                 yield Difference("", f"operator {label}", old[:8] or "missing", new.digest if new else "missing", remedy)
             elif str(new) != old:
                 checks = old[9:]
-                known = {checks[at : at + 2] for at in range(0, len(checks), 2)}
+                known = {checks[at : at + 4] for at in range(0, len(checks), 4)}
                 others = [name for name, check in new.checks.items() if check not in known]
-                remedy = f"not as saved: {', '.join(others)}" if others else "it had further arguments, or is of another kind"
+                remedy = f"not as saved: {', '.join(others)}" if others else "an argument that it had, or its kind, is another"
                 yield Difference("", f"operator {label}", old[:8], new.digest, remedy)
 
 
@@ -139,8 +139,9 @@ def _labels(operators: list[list[tuple[int, Any]]]) -> list[str]:
     found: list[str] = []
     seen: Counter[str] = Counter()
     for operator in operators:
-        given = [dict(_fields(value)) for part, value in operator if part == _ARGUMENT]
-        arguments = {argument[_ARGUMENT_NAME]: argument for argument in given}
+        told = (b"preserve_name", b"_module", b"_display_name")
+        given = [(_name_of(value), value) for part, value in operator if part == _ARGUMENT]
+        arguments = {name: dict(_fields(value)) for name, value in given if name in told}
         label: str = dict(operator)[_INSTANCE].decode()
         if not arguments.get(b"preserve_name", {}).get(_FLAG):
             names = [arguments[name][_TEXT].decode() for name in (b"_module", b"_display_name") if name in arguments]
@@ -153,7 +154,7 @@ def _labels(operators: list[list[tuple[int, Any]]]) -> list[str]:
 def _told(operator: list[tuple[int, Any]], edges: Mapping[bytes, bytes]) -> _Operator:
     parts = _parts(operator, edges)
     told = [name for name in sorted(parts) if not name.startswith("_") and name != "preserve_name"]
-    checks = {name: _hash((name, parts[name]), 2) for name in told}
+    checks = {name: _hash(name, 2) + _hash(parts[name], 2) for name in told}
     return _Operator(_hash((dict(operator)[_SCHEMA], sorted(parts.items())), 8), checks)
 
 
@@ -163,7 +164,7 @@ def _parts(operator: list[tuple[int, Any]], edges: Mapping[bytes, bytes]) -> dic
     inputs = 0
     for part, value in operator:
         if part == _ARGUMENT:
-            name = dict(_fields(value))[_ARGUMENT_NAME]
+            name = _name_of(value)
             if not _is_place(name):
                 found[name.decode()] = value
         elif part == _INPUT:
@@ -172,6 +173,10 @@ def _parts(operator: list[tuple[int, Any]], edges: Mapping[bytes, bytes]) -> dic
             inputs += not inner.get(_IS_ARGUMENT)
             found[label] = (edges.get(inner[_EDGE], inner[_EDGE]), inner.get(_DEVICE))
     return found
+
+
+def _name_of(argument: bytes) -> Any:
+    return next(value for number, value in _fields(argument) if number == _ARGUMENT_NAME)
 
 
 def _hash(value: object, digits: int) -> str:

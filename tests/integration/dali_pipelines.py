@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import numpy as np
 import pytest
 import torch
@@ -73,16 +75,16 @@ def draw(batch):
     return {**batch, "drawn": torch.rand(2)}
 
 
-def numbers():
-    return SamplerNode(RandomSampler(4, seed=1))
+def numbers(length=4):
+    return SamplerNode(RandomSampler(length, seed=1))
 
 
 ABOVE = {
     "loader": StatefulDataLoader,
     "mapper": lambda source: StatefulDataLoader(SeededMapper(source, draw, seed=1)),
     "batcher": lambda source: StatefulDataLoader(SeededBatcher(source, 2, collate_fn=list, seed=1)),
-    "workers": lambda source: StatefulDataLoader(ProcessPrefetcher(SeededMapper(source, draw, seed=1), 2)),
-    "mixture": lambda source: StatefulDataLoader(Mixer([source, numbers()], [2, 1], seed=3)),
+    "workers": lambda source: StatefulDataLoader(ProcessPrefetcher(SeededMapper(source, draw, seed=1), 1)),
+    "mixture": lambda source: StatefulDataLoader(Mixer([source, numbers(2)], [2, 1], seed=3)),
     "mixture of the shorter": lambda source: StatefulDataLoader(
         Mixer([source, numbers()], [1, 4], seed=3, stop_criteria="FIRST_DATASET_EXHAUSTED")
     ),
@@ -95,3 +97,21 @@ ABOVE = {
 
 def draw_nothing(batch):
     return batch, len(batch["label"])
+
+
+def digest(batches):
+    """Of batches of tensors, in order."""
+    found = hashlib.sha256()
+    for batch in batches:
+        for name, value in batch.items():
+            found.update(f"{name} {value.dtype} {tuple(value.shape)}".encode() + value.numpy().tobytes())
+    return found.hexdigest()
+
+
+def rest_digests(folder, paths):
+    """For each checkpoint what is left of its epoch, and the epoch after that."""
+    found = []
+    for path in paths:
+        loader = StatefulDataLoader(node(folder, "random_shuffle"), checkpoint=path)
+        found.append([digest(loader), digest(loader)])
+    return found
