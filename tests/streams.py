@@ -50,7 +50,8 @@ def same(one: Any, other: Any) -> bool:
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:
-    return tensor.detach().to_dense().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    dense = tensor.detach().to_dense().clone(memory_format=torch.contiguous_format)
+    return dense.flatten().view(torch.uint8).numpy().tobytes()
 
 
 def generator_states() -> tuple[Any, ...]:
