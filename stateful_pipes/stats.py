@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any, TypedDict
 
 from stateful_pipes.contract import NodeContract, walk
 from stateful_pipes.node import Node
 from stateful_pipes.nodes.foreign import ForeignNode, walk_all
 from stateful_pipes.prefetch.prefetcher import ProcessPrefetcher
-from stateful_pipes.prefetch.timings import Stopwatch, TimedMethod
+from stateful_pipes.prefetch.timings import Stopwatch, TimedNode
 
-__all__ = ["Stats", "seconds_here", "seconds_in_workers", "stats_of", "time_nodes"]
+__all__ = ["Stats", "seconds_here", "seconds_in_workers", "seconds_pulling", "stats_of", "time_nodes"]
 
 
 class Stats(TypedDict):
@@ -72,24 +72,20 @@ def stats_of(root: Node[Any]) -> Stats:
     }
 
 
-def seconds_here(root: Node[Any], methods: Sequence[str] = ("run", "pull")) -> dict[str, float]:
+def seconds_here(root: Node[Any]) -> dict[str, float]:
     """The own time of each node in this process, by name."""
-    found: dict[str, float] = {}
-    for node in walk_all(root):
-        timed = [vars(node).get(name) for name in methods]
-        own = sum(one.own for one in timed if isinstance(one, TimedMethod))
-        found[node.name] = found.get(node.name, 0.0) + own / 1e9
-    return found
+    return _by_name((node, timed.ran + timed.pulled) for node, timed in _timed(root))
+
+
+def seconds_pulling(root: Node[Any]) -> dict[str, float]:
+    """The part of it in which sources were pulled."""
+    return _by_name((node, timed.pulled) for node, timed in _timed(root))
 
 
 def seconds_in_workers(root: Node[Any]) -> dict[str, float]:
     """The own time of each node that workers run, by name, all workers added up."""
-    found: dict[str, float] = {}
-    for prefetcher in walk_all(root):
-        if isinstance(prefetcher, ProcessPrefetcher) and prefetcher.num_workers:
-            for node, spent in zip(walk(prefetcher.sources[0]), prefetcher.usage.nodes, strict=True):
-                found[node.name] = found.get(node.name, 0.0) + spent
-    return found
+    pools = [node for node in walk_all(root) if isinstance(node, ProcessPrefetcher) and node.num_workers]
+    return _by_name(pair for pool in pools for pair in zip(walk(pool.sources[0]), pool.usage.nodes, strict=True))
 
 
 def time_nodes(top: Node[Any]) -> None:
@@ -101,22 +97,38 @@ def time_nodes(top: Node[Any]) -> None:
         if isinstance(node, ForeignNode) and "pull" not in vars(node):  # else it was here before
             for inner in node.inner():
                 time_nodes(inner)
-    methods = [(node, name, vars(node).get(name)) for node, name in _called_here(top)]
-    first = methods[0][2]
-    if all(isinstance(one, TimedMethod) and isinstance(first, TimedMethod) and one.watch is first.watch for _, _, one in methods):
+    called = list(_called_here(top))
+    found = [TimedNode.of(node) for node, _ in called]
+    watches = {None if timed is None else timed.watch for timed in found}
+    if len(watches) == 1 and None not in watches and all(name in vars(node) for node, names in called for name in names):
         return
     watch = Stopwatch()
-    for node, name, before in methods:
-        timed = watch.time(node, name)
-        if isinstance(before, TimedMethod):
-            timed.own = before.own
+    for (node, names), before in zip(called, found, strict=True):
+        timed = TimedNode(node, watch)
+        if before is not None:
+            timed.ran, timed.pulled = before.ran, before.pulled
+        timed.stand_in(*names)
 
 
-def _called_here(node: NodeContract) -> Iterator[tuple[NodeContract, str]]:
-    """`run` of the nodes that are not left to workers, and `pull` of all sources."""
-    yield node, "run"
-    is_left = isinstance(node, ProcessPrefetcher) and node.num_workers > 0
+def _called_here(node: NodeContract, is_left: bool = False) -> Iterator[tuple[NodeContract, tuple[str, ...]]]:
+    """The nodes that this process calls, and by what: `run` if they are not left to workers, and `pull` of sources."""
+    names = (() if is_left else ("run",)) + (() if node.sources else ("pull",))
+    if names:
+        yield node, names
     for source in node.sources:
-        yield from ((one, name) for one, name in _called_here(source) if name == "pull" or not is_left)
-    if not node.sources:
-        yield node, "pull"
+        yield from _called_here(source, is_left or (isinstance(node, ProcessPrefetcher) and node.num_workers > 0))
+
+
+def _timed(root: Node[Any]) -> Iterator[tuple[NodeContract, TimedNode]]:
+    for node in walk_all(root):
+        timed = TimedNode.of(node)
+        if timed is not None:
+            yield node, timed
+
+
+def _by_name(spent: Iterable[tuple[NodeContract, int]]) -> dict[str, float]:
+    """Nanoseconds of nodes as seconds of their names."""
+    found: dict[str, int] = {}
+    for node, nanoseconds in spent:
+        found[node.name] = found.get(node.name, 0) + nanoseconds
+    return {name: nanoseconds / 1e9 for name, nanoseconds in found.items()}

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from stateful_pipes import StatefulDataLoader
 from stateful_pipes.nodes.foreign import walk_all
 from stateful_pipes.prefetch.prefetcher import ProcessPrefetcher
-from stateful_pipes.stats import Stats, seconds_here, seconds_in_workers
+from stateful_pipes.stats import Stats, seconds_here, seconds_in_workers, seconds_pulling
 
 __all__ = ["Part", "Profile", "Step", "measure", "step_of", "table", "verdict"]
 
@@ -189,10 +189,8 @@ def _largest(parts: Iterable[Part], place: str) -> Part:
 
 def _read(loader: StatefulDataLoader[Any]) -> _Reading:
     root = loader.pipeline
-    busy = sum(node.usage.busy for node in _prefetchers(loader))
-    return _Reading(
-        monotonic_ns(), loader.stats(), seconds_here(root), seconds_here(root, ["pull"]), seconds_in_workers(root), busy
-    )
+    busy = sum(node.usage.busy for node in _prefetchers(loader)) / 1e9
+    return _Reading(monotonic_ns(), loader.stats(), seconds_here(root), seconds_pulling(root), seconds_in_workers(root), busy)
 
 
 def _prefetchers(loader: StatefulDataLoader[Any]) -> list[ProcessPrefetcher[Any]]:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from stateful_pipes.prefetch.memory_files import MemoryFile
 
-__all__ = ["KEPT_TASKS", "Stopwatch", "TimedMethod", "Timings", "Usage"]
+__all__ = ["KEPT_TASKS", "Stopwatch", "TimedNode", "Timings", "Usage"]
 
 KEPT_TASKS = 512
 """Of how many tasks each worker's begin and end are kept, the last ones."""
@@ -18,71 +18,95 @@ _TASKS, _BUSY, _BYTES, _NODES = range(4)
 
 
 class Stopwatch:
-    """What the methods share that call one another, in one thread at a time.
+    """What the timed nodes share that call one another, in one thread at a time.
 
     Attributes:
         within: Nanoseconds that those called by the one under way have taken.
     """
 
+    __slots__ = ("within",)
+
     def __init__(self) -> None:
         self.within = 0
 
-    def time(self, node: Any, name: str) -> TimedMethod:
-        """Has a method of a node timed from now on, whoever calls it."""
-        timed = TimedMethod(node, name, self)
-        # Another in its place is the user's own, which is not known to be a method.
-        if isinstance(vars(node).get(name, timed), TimedMethod):
-            vars(node)[name] = timed
-        return timed
 
+class TimedNode:
+    """A node's `run` and `pull`, adding up their own time: what they take, but for what other nodes of the stopwatch take within.
 
-class TimedMethod:
-    """A node's method that adds up its own time: what it takes, but for what others of its stopwatch take within.
-
-    It stands among the node's attributes, in front of the class's method, and refers to the node weakly, so that the node is
-    freed as soon as it is dropped.
+    They stand among the node's attributes, in front of the class's, and refer to the node weakly, so that it is freed as soon as
+    it is dropped. Bound methods, slots and two names for one thing: a call is to take 0.3 us more, not 0.7.
 
     Attributes:
         watch: The stopwatch.
-        own: Nanoseconds.
+        ran: Nanoseconds in `run`.
+        pulled: Nanoseconds in `pull`.
     """
 
-    def __init__(self, node: Any, name: str, watch: Stopwatch) -> None:
-        self.watch = watch
-        self.own = 0
-        self._name = name
-        self._node = weakref.ref(node)
-        self._method = getattr(type(node), name)
+    __slots__ = ("_node", "_pull", "_run", "pulled", "ran", "watch")
 
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
+    def __init__(self, node: Any, watch: Stopwatch) -> None:
+        self.watch = watch
+        self.ran = 0
+        self.pulled = 0
+        self._node = weakref.ref(node)
+        self._run = type(node).run
+        self._pull = getattr(type(node), "pull", None)
+
+    @staticmethod
+    def of(node: Any) -> TimedNode | None:
+        """That of a node, if it is timed."""
+        methods = [getattr(vars(node).get(name), "__self__", None) for name in ("run", "pull")]
+        return next((found for found in methods if isinstance(found, TimedNode)), None)
+
+    def stand_in(self, *names: str) -> None:
+        """Times these methods of the node from now on, whoever calls them, but for one that the user has put there."""
+        held = vars(self._node())
+        for name in names:
+            if name not in held or isinstance(getattr(held[name], "__self__", None), TimedNode):
+                held[name] = getattr(self, name)
+
+    def run(self, ticket: Any) -> Any:
         watch = self.watch
-        outer, watch.within = watch.within, 0
+        outer = watch.within
+        watch.within = 0
         begun = monotonic_ns()
         try:
-            return self._method(self._node(), *arguments, **named)
+            return self._run(self._node(), ticket)
         finally:
             took = monotonic_ns() - begun
-            self.own += took - watch.within
+            self.ran += took - watch.within
+            watch.within = outer + took
+
+    def pull(self, count: int | None) -> Any:
+        watch = self.watch
+        outer = watch.within
+        watch.within = 0
+        begun = monotonic_ns()
+        try:
+            return self._pull(self._node(), count)  # type: ignore[misc]  # a node that has none is not pulled
+        finally:
+            took = monotonic_ns() - begun
+            self.pulled += took - watch.within
             watch.within = outer + took
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return TimedMethod, (self._node(), self._name, self.watch)  # with the node, which is sent to a worker
+        return TimedNode, (self._node(), self.watch)  # with the node, which is sent to a worker
 
 
 class Usage(NamedTuple):
     """What workers have done.
 
     Attributes:
-        busy: Seconds in which they had a task in hand, each worker's added up; tasks that were finished only.
-        present: Seconds in which they might have.
+        busy: Nanoseconds in which they had a task in hand, each worker's added up; of finished tasks only.
+        present: Nanoseconds in which they might have.
         bytes: Of what they have made, as it is sent.
-        nodes: Seconds in each node's `run`, inner nodes' time taken off.
+        nodes: Nanoseconds in each node's `run`, inner nodes' time taken off.
     """
 
-    busy: float
-    present: float
+    busy: int
+    present: int
     bytes: int
-    nodes: tuple[float, ...]
+    nodes: tuple[int, ...]
 
     def plus(self, other: Usage) -> Usage:
         """Both together; `other` is of the same nodes."""
@@ -103,15 +127,15 @@ class Timings:
         self._begun = monotonic_ns()
         self._ended = 0
 
-    def add(self, worker_id: int, begun: int, ended: int, size: int, own: Sequence[TimedMethod]) -> None:
-        """Counts a task, with what the nodes' methods have added up since the last one.
+    def add(self, worker_id: int, begun: int, ended: int, size: int, nodes: Sequence[TimedNode]) -> None:
+        """Counts a task, with what the nodes have added up since the last one.
 
         Args:
             worker_id: The worker's number.
             begun: By `monotonic_ns`, which all processes share.
             ended: Likewise.
             size: In bytes, of the result.
-            own: The methods, which begin at 0 again.
+            nodes: In their order; they begin at 0 again.
         """
         cells, place = self._cells, self._width * worker_id
         kept = place + _NODES + self._nodes + 2 * (cells[place + _TASKS] % KEPT_TASKS)
@@ -120,9 +144,9 @@ class Timings:
         cells[place + _BUSY] += ended - begun
         cells[place + _BYTES] += size
         place += _NODES
-        for timed in own:
-            cells[place] += timed.own
-            timed.own = 0
+        for node in nodes:
+            cells[place] += node.ran
+            node.ran = 0
             place += 1
 
     def usage(self) -> Usage:
@@ -130,8 +154,8 @@ class Timings:
         present = self._workers * ((self._ended or monotonic_ns()) - self._begun)
         places = range(0, self._width * self._workers, self._width)
         busy, size = (sum(self._cells[place + cell] for place in places) for cell in (_BUSY, _BYTES))
-        nodes = [sum(self._cells[place + _NODES + node] for place in places) / 1e9 for node in range(self._nodes)]
-        return Usage(busy / 1e9, present / 1e9, size, tuple(nodes))
+        nodes = [sum(self._cells[place + _NODES + node] for place in places) for node in range(self._nodes)]
+        return Usage(busy, present, size, tuple(nodes))
 
     def spans(self) -> list[list[tuple[int, int]]]:
         """For each worker, when its last tasks began and ended, by `monotonic_ns`, in their order."""

@@ -26,7 +26,7 @@ from stateful_pipes.prefetch.claims import IDLE, TAKING, Claims
 from stateful_pipes.prefetch.picklable import unpicklable
 from stateful_pipes.prefetch.remote_error import capture
 from stateful_pipes.prefetch.slots import Arena, Slot
-from stateful_pipes.prefetch.timings import Stopwatch, Timings
+from stateful_pipes.prefetch.timings import Stopwatch, TimedNode, Timings
 from stateful_pipes.rng import GLOBAL_GENERATORS, WORKER, derive, seeder
 from stateful_pipes.skips import noting
 from stateful_pipes.ticket import Samples
@@ -89,7 +89,9 @@ def work(job: Job, tasks: socket.socket, results: socket.socket) -> None:
             return
         bench = _Bench(job)
         watch = Stopwatch()
-        timed = [watch.time(node, "run") for node in job.nodes]
+        timed = [TimedNode(node, watch) for node in job.nodes]
+        for node in timed:
+            node.stand_in("run")
         while True:
             job.claims.write(job.worker_id, TAKING)
             try:

@@ -29,7 +29,7 @@ from stateful_pipes.contract import walk
 from stateful_pipes.prefetch import timings, worker
 from stateful_pipes.prefetch.channel import pack
 from stateful_pipes.prefetch.pool import WorkerPool
-from stateful_pipes.prefetch.timings import Stopwatch, TimedMethod
+from stateful_pipes.prefetch.timings import TimedNode
 from stateful_pipes.stats import seconds_here, seconds_in_workers, time_nodes
 from tests.streams import DrawingDataset, drawing_collate, generator_states, same
 from tests.unit.test_timings import Ticks
@@ -80,6 +80,10 @@ def batches_of(dataset):
         collate_fn=dataset.collate,
         seed=2,
     )
+
+
+def watch_of(node):
+    return TimedNode.of(node).watch
 
 
 def in_ticks(seconds):
@@ -140,13 +144,13 @@ def test_counts_are_exact_over_killed_workers(ticks, lives):
     assert pool.restarts == lives
     usage = pool.timings.usage()
     pool.close()
-    assert dict(zip(NAMES, [round(1e9 * spent) for spent in usage.nodes], strict=False)) == expected(20)
+    assert dict(zip(NAMES, usage.nodes, strict=False)) == expected(20)
     # Besides the nodes, a look before the outermost one and one after it.
-    assert round(1e9 * usage.busy) == sum(expected(20).values()) + 20 * 2
+    assert usage.busy == sum(expected(20).values()) + 20 * 2
     assert usage.bytes == sum(pack((item, None, []), task=0).size for item in items)
     spans = [span for spans in pool.timings.spans() for span in spans]
     assert len(spans) == 20
-    assert sum(ended - begun for begun, ended in spans) == round(1e9 * usage.busy)
+    assert sum(ended - begun for begun, ended in spans) == usage.busy
 
 
 def test_workers_seconds_go_on_over_loads_closes_and_another_loader(ticks):
@@ -225,7 +229,7 @@ def stream_of(workers):
 def test_stream_and_state_are_those_of_a_loader_that_counts_nothing(workers, monkeypatch):
     counted, is_timed = stream_of(workers)
     assert is_timed
-    monkeypatch.setattr(Stopwatch, "time", lambda self, node, name: TimedMethod(node, name, self))
+    monkeypatch.setattr(TimedNode, "stand_in", lambda self, *names: None)
     uncounted, is_timed = stream_of(workers)
     assert not is_timed
     assert len(counted) == 10
@@ -253,8 +257,8 @@ def test_a_pipeline_within_a_foreign_node_has_a_stopwatch_of_its_own(ticks):
     assert list(loader) == [(0, 1), (2, 3)]
     assert list(loader.stats()["nodes"]) == ["sampler", "inner", "batcher", "mapper"]
     assert round(1e9 * loader.stats()["nodes"]["inner"]) == 4 * (READ + 2)
-    assert inner.run.watch is inner.sources[0].run.watch is inner.sources[0].pull.watch
-    assert len({node.run.watch for node in walk(loader.pipeline)} | {inner.run.watch}) == 2
+    assert [len({watch_of(node) for node in walk(top)}) for top in (inner, loader.pipeline)] == [1, 1]
+    assert watch_of(inner) is not watch_of(loader.pipeline)
 
 
 def test_a_node_set_into_a_longer_pipeline_takes_its_time_along(ticks):
@@ -272,9 +276,9 @@ def test_a_node_set_into_a_longer_pipeline_takes_its_time_along(ticks):
 def test_iterating_again_changes_no_stopwatch():
     loader = StatefulDataLoader(DrawingDataset(4))
     iter(loader)
-    watch = loader.pipeline.run.watch
+    watch = watch_of(loader.pipeline)
     next(iter(loader))
-    assert loader.pipeline.run.watch is watch
+    assert watch_of(loader.pipeline) is watch
 
 
 def test_a_loader_that_was_timed_is_freed_when_it_is_dropped():
