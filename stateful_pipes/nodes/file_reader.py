@@ -19,7 +19,6 @@ from stateful_pipes.nodes.batcher import SeededBatcher
 from stateful_pipes.nodes.file_listing import FILE_FILTERS, Files, list_files
 from stateful_pipes.nodes.file_passes import FilePasses
 from stateful_pipes.nodes.last_batch import LastBatchPolicy
-from stateful_pipes.nodes.mapper import SeededMapper
 from stateful_pipes.nodes.shards import BatchPlan, Shards
 from stateful_pipes.nodes.shuffle_buffer import Held
 from stateful_pipes.rng import as_seed, draw_seed
@@ -200,7 +199,8 @@ class FileReader(Node[tuple[torch.Tensor, torch.Tensor]]):
     def mark(self) -> Mark:
         if self._consumed == 0:
             return self.start(self._epoch)
-        self._held = self._passes.held_at(self._held, *self.plan(self._began_by).pass_at(self._epoch, self._consumed))
+        if self.random_shuffle:
+            self._held = self._passes.held_at(self._held, *self.plan(self._began_by).pass_at(self._epoch, self._consumed))
         return (self._epoch, self._consumed, self._began_by, self._held)
 
     def seek(self, mark: Mark) -> None:
@@ -284,7 +284,7 @@ class FileReader(Node[tuple[torch.Tensor, torch.Tensor]]):
         found = None if self._batcher is None else self._batcher()
         if found is None:  # once there is one it stays as long as it lives, and so does what is between
             node: Node[Any] | None = self
-            while node is not None and (node is self or node.asks_as_asked or type(node).pull is SeededMapper.pull):
+            while node is not None and (node is self or node.asks_as_asked):
                 node = None if node._parent is None else node._parent()
             found = node if isinstance(node, SeededBatcher) else None
             self._batcher = None if found is None else weakref.ref(found)

@@ -126,6 +126,10 @@ class SeededMapper(Node[T_co]):
         """What is read from, if `map_fn` is its `__getitem__`."""
         return getattr(self.map_fn, "__self__", None) if getattr(self.map_fn, "__name__", "") == "__getitem__" else None
 
+    @property
+    def asks_as_asked(self) -> bool:
+        return type(self).pull is SeededMapper.pull
+
     def pull(self, count: int | None) -> Ticket:
         ticket = self._source.pull(count)
         if self.seed is None:
@@ -205,10 +209,15 @@ class SeededMapper(Node[T_co]):
         return LEFT_OUT
 
     def _place(self, ticket: Ticket, items: list[Any], i: int) -> str:
+        read = items[i]
+        with suppress(Exception):  # what a node of the user's own raises, too
+            # Of this mapper's own ticket: one derived from it may put others around that. Where an item is a batch, it is shown.
+            _, positions, indices = SeededMapper.samples(self, ticket)
+            read = indices[i] if positions == list(positions_of(ticket)) else read
         try:
-            shown = repr(items[i])
+            shown = repr(read)
         except Exception as error:
-            shown = f"of type {type(items[i]).__name__}, whose repr() raises {type(error).__name__}"
+            shown = f"of type {type(read).__name__}, whose repr() raises {type(error).__name__}"
         shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
         return f"epoch {ticket[0]}, position {positions_of(ticket)[i]}, index {shown}"
 

@@ -117,6 +117,41 @@ def test_a_ticket_s_samples_are_the_paths(folder):
     assert node.samples(node.pull(2)) == (0, [1, 3], [str(folder / "03"), "05"])
 
 
+def fails_on_three(item, *_):
+    if item[1] == 3:
+        raise ValueError("bad")
+    return [item[1], item[1]]
+
+
+@pytest.mark.parametrize(
+    "above",
+    [
+        lambda node: SeededMapper(node, fails_on_three, seed=0, name="bad"),
+        lambda node: SeededMapper(node, fails_on_three, rng=(), name="bad"),
+        lambda node: SeededMapper(SeededMapper(node, lambda item: item, seed=0), fails_on_three, seed=0, name="bad"),
+        lambda node: SeededFlatMapper(node, fails_on_three, 2, seed=0, name="bad"),
+        lambda node: SeededFlatMapper(node, fails_on_three, 2, rng=(), name="bad"),
+    ],
+)
+def test_an_error_above_names_the_file(reader, above):
+    batches = SeededBatcher(above(reader(7, num_shards=2, shard_id=1)), 2)  # from file 3 on
+    with pytest.raises(ValueError, match="bad") as caught:
+        batches.run(batches.pull(1))
+    assert caught.value.__notes__[0] == "in node 'bad' at epoch 0, position 1, index '03'"
+
+
+def test_an_error_above_batches_shows_the_batch(reader):
+    def fail(batch):
+        raise ValueError("bad")
+
+    for size in (1, 2):
+        node = SeededMapper(SeededBatcher(reader(7), size, collate_fn=labels), fail, seed=0)
+        with pytest.raises(ValueError, match="bad") as caught:
+            node.run(node.pull(1))
+        shown = "'00'" if size == 1 else "[0, 1]"
+        assert caught.value.__notes__ == [f"in node 'mapper' at epoch 0, position 0, index {shown}"]
+
+
 # Files that cannot be read.
 
 
