@@ -226,7 +226,7 @@ class StatefulDataLoader(PipelineView, PipelineMoves, Generic[T_co]):
         """
         with keeping_nobody_waiting(self._root):
             allow = self._allowed(allow, "load_state_dict")
-        check_agreement(self._root, state_dict)
+        check_agreement(self._root, state_dict, allow)
         if isinstance(state_dict, Mapping) and not state_dict:
             return
         load(self._root, state_dict, allow)

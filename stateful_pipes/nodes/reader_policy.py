@@ -25,7 +25,10 @@ def set_last_batch_policy(top: Node[Any], policy: LastBatchPolicy | str | None) 
     readers = [node for node in walk_all(top) if isinstance(node, FileReader)]
     if policy is not None:
         if len(readers) != 1:
-            raise ValueError(f"last_batch_policy={wanted.name} belongs to a loader over one FileReader, here are {len(readers)}")
+            raise ValueError(
+                f"last_batch_policy={wanted.name} belongs to a loader over one FileReader, here are {len(readers)}; a DALI "
+                "pipeline's is an argument of DALIPipelineNode"
+            )
         batcher = readers[0].batcher()
         if batcher is None or batcher.batch_size is None:
             raise ValueError(
