@@ -133,24 +133,11 @@ class _Search:
         return self.cause("dataset changed", told)
 
     def of_surroundings(self, base: Found) -> Iterator[Cause]:
-        self.tried.append("other entropy")
-        if base.differs(self.read(_SET._replace(entropy=1))):
-            yield self.cause(
-                "unseeded generator",
-                "the batch depends on what the operating system gives as random, from which a generator without a seed is "
-                f"seeded{_at(base, 'entropy')}",
-            )
-        self.tried.append("another time")
-        if base.differs(self.read(_SET._replace(clock=1))):
-            yield self.cause("time", f"the batch depends on the clock{_at(base, 'clock')}")
-        self.tried.append("directory listings in another order")
-        if base.differs(self.read(_SET._replace(listing=1))):
-            yield self.cause(
-                "unordered listing", f"the batch depends on the order in which a directory is listed{_at(base, 'listing')}"
-            )
-        self.tried.append("another process number and worker")
-        if base.differs(self.read(_SET._replace(process=1))):
-            yield self.cause("process", "the batch depends on the process that reads it: on os.getpid() or get_worker_info()")
+        for what, (varied, tried, kind, told) in _SURROUNDINGS.items():
+            self.tried.append(tried)
+            # What was not asked for cannot matter.
+            if base.callers[what] and base.differs(self.read(varied)):
+                yield self.cause(kind, f"{told}{_at(base, what)}")
 
     def of_generators(self, base: Found) -> Iterator[Cause]:
         self.tried.append("global generators that stand elsewhere")
@@ -223,6 +210,27 @@ class _Search:
         return None
 
 
+_SURROUNDINGS: Final[dict[str, tuple[Surroundings, str, Kind, str]]] = {
+    "entropy": (
+        _SET._replace(entropy=1),
+        "other entropy",
+        "unseeded generator",
+        "the batch depends on what the operating system gives as random, from which a generator without a seed is seeded",
+    ),
+    "clock": (_SET._replace(clock=1), "another time", "time", "the batch depends on the clock"),
+    "listing": (
+        _SET._replace(listing=1),
+        "directory listings in another order",
+        "unordered listing",
+        "the batch depends on the order in which a directory is listed",
+    ),
+    "process": (
+        _SET._replace(process=1),
+        "another process number and worker",
+        "process",
+        "the batch depends on the process that reads it: on os.getpid() or get_worker_info()",
+    ),
+}
 _ONE_EACH: Final = {name: tuple(int(name == other) for other in GENERATORS) for name in GENERATORS}
 
 
@@ -253,7 +261,7 @@ def find_cause(scene: Scene) -> Cause:
 
 
 def _at(found: Found, what: str) -> str:
-    places = found.callers[what][-1:]
+    places = [place for place in found.callers[what] if place][-1:]
     shown = []
     for place in places:
         path, _, line = place.rpartition(":")

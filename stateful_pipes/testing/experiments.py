@@ -101,7 +101,9 @@ def perform(factory: Factory, states: list[str], experiment: Experiment) -> Foun
         error, is_refused = " ".join(str(refused).split()), True
     except Exception as raised:
         error = brief(raised)
-    return Found(batches, error, is_refused, {what: callers(what) for what in ("entropy", "clock", "listing")}, changed)
+    return Found(
+        batches, error, is_refused, {what: callers(what) for what in ("entropy", "clock", "listing", "process")}, changed
+    )
 
 
 def _brief(value: Any) -> str:

@@ -28,7 +28,7 @@ _CALLERS: dict[str, dict[str, None]] = {}
 
 
 def callers(what: str) -> list[str]:
-    """The places in the user's code that asked for "entropy", "clock" or "listing", in order."""
+    """The places in the user's code that asked for "entropy", "clock", "listing" or "process", in order; "" if not known."""
     return list(_CALLERS.get(what, ()))
 
 
@@ -50,6 +50,7 @@ def _note(what: str) -> None:
             _CALLERS.setdefault(what, {})[f"{frame.f_code.co_filename}:{frame.f_lineno}"] = None
             return
         frame = frame.f_back
+    _CALLERS.setdefault(what, {})[""] = None
 
 
 # Entropy.
@@ -220,8 +221,8 @@ def _standing_in_for(real: Any) -> Any:
 def process(value: int) -> Pairs:
     """The process's number; and with 1 it seems to be a worker."""
     worker = SimpleNamespace(id=value, num_workers=2, seed=value, dataset=None) if value else None
-    yield os.getpid, lambda: 4_000_000 + value
-    yield torch.utils.data.get_worker_info, lambda: worker
+    yield _noted("process", os.getpid, lambda: 4_000_000 + value)
+    yield _noted("process", torch.utils.data.get_worker_info, lambda: worker)
 
 
 # Directories.

@@ -11,12 +11,13 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from typing import Any, Final, NamedTuple
 
 import torch
 
 from stateful_pipes.caught import brief
-from stateful_pipes.testing.surroundings import Surroundings, arranged
+from stateful_pipes.testing.surroundings import Surroundings, arranged, places
 
 __all__ = ["CleanProcess", "ExperimentFailed", "clean_processes_kept", "in_fork"]
 
@@ -34,6 +35,7 @@ def in_fork(task: Task, surroundings: Surroundings, timeout: float) -> Any:
 
 
 def _answer_of(task: Task, surroundings: Surroundings, timeout: float) -> bytes:
+    places()  # once, and not in each copy
     reader, writer = multiprocessing.Pipe(duplex=False)
     pid = _fork()
     if pid == 0:
@@ -88,51 +90,74 @@ def _child(task: Task, surroundings: Surroundings, writer: Connection) -> None:
 class CleanProcess:
     """A new Python process that runs each task in a copy of itself, which has imported nothing of the user's.
 
+    It starts with the first task, which may take as long as importing torch.
+
     Args:
         hash_seed: As PYTHONHASHSEED.
-
-    Raises:
-        ExperimentFailed: it does not start, as in a daemonic process or from a main module that is not guarded.
     """
 
     def __init__(self, hash_seed: int) -> None:
-        self._connection, theirs = multiprocessing.Pipe()
-        before = os.environ.get("PYTHONHASHSEED")
-        os.environ["PYTHONHASHSEED"] = str(hash_seed)
-        context = multiprocessing.get_context("spawn")
-        self._process = context.Process(
-            target=_serve, args=(theirs, multiprocessing.get_start_method()), daemon=True, name="stateful_pipes laboratory"
-        )
-        try:
-            self._process.start()
-        except Exception as error:
-            raise ExperimentFailed(f"no new process: {brief(error)}") from error
-        finally:
-            theirs.close()
-            if before is None:
-                del os.environ["PYTHONHASHSEED"]
-            else:
-                os.environ["PYTHONHASHSEED"] = before
+        self._hash_seed = hash_seed
+        self._process: BaseProcess | None = None
+        self._connection: Connection | None = None
         self.is_broken = False
-        try:
-            _received(self._connection, _START_S)
-        except ExperimentFailed as error:
-            self.close()
-            raise ExperimentFailed(f"no new process: {error}; a main module needs its if __name__ == '__main__'") from error
 
     def run(self, task: Task, surroundings: Surroundings, timeout: float) -> Any:
-        """What the task returns there."""
-        pickled, self.is_broken = _pickled(task), True
-        self._connection.send((pickled, dict(os.environ), os.getcwd(), list(sys.path), surroundings, timeout))
-        answer = _received(self._connection, timeout + 10)
+        """What the task returns there.
+
+        Raises:
+            ExperimentFailed: it cannot be sent, or gives nothing; or no process starts, as in a daemonic one, or with a main
+                module that is not guarded.
+        """
+        pickled = _pickled(task)
+        connection = self._connection or self._start()
+        self.is_broken = True
+        connection.send((pickled, dict(os.environ), os.getcwd(), list(sys.path), surroundings, timeout))
+        answer = _received(connection, timeout + 10)
         self.is_broken = False  # else an answer may still be on its way
         return _opened(answer)
 
+    def _start(self) -> Connection:
+        ours, theirs = multiprocessing.Pipe()
+        context = multiprocessing.get_context("spawn")
+        method = multiprocessing.get_start_method()
+        process = context.Process(target=_serve, args=(theirs, method), daemon=True, name="stateful_pipes laboratory")
+        try:
+            with _hash_seed_set(self._hash_seed):
+                process.start()
+            theirs.close()
+            _received(ours, _START_S)
+        except Exception as error:
+            theirs.close()
+            ours.close()
+            if process.pid is not None:
+                process.kill()
+                process.join()
+            told = "a main module needs its if __name__ == '__main__'"
+            raise ExperimentFailed(f"no new process: {brief(error)}; {told}") from error
+        self._process, self._connection = process, ours
+        return ours
+
     def close(self) -> None:
-        """Ends it."""
-        self._process.kill()
-        self._process.join()
-        self._connection.close()
+        """Ends it; idempotent."""
+        if self._process is not None and self._connection is not None:
+            self._process.kill()
+            self._process.join()
+            self._connection.close()
+        self._process = self._connection = None
+
+
+@contextmanager
+def _hash_seed_set(hash_seed: int) -> Iterator[None]:
+    before = os.environ.get("PYTHONHASHSEED")
+    os.environ["PYTHONHASHSEED"] = str(hash_seed)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONHASHSEED"]
+        else:
+            os.environ["PYTHONHASHSEED"] = before
 
 
 def _pickled(task: Task) -> bytes:

@@ -112,7 +112,7 @@ def _walk(start: Any, path: str, seen: set[int]) -> Iterator[Part]:
             continue
         if isinstance(value, (list, tuple, dict, set, frozenset)):
             yield Part(f"len({path})", None, len(value))
-        elif hasattr(value, "cache_info") and callable(value):
+        with suppress(Exception):  # of what has no cache, or is a class of such
             yield Part(f"{path}.cache_info()", None, str(value.cache_info()))
         with suppress(Exception):  # whatever the user's own attributes do
             rest += _inner(value, path)

@@ -14,7 +14,8 @@ from torchdata.nodes import BaseNode
 
 from stateful_pipes.caught import brief
 from stateful_pipes.loader import StatefulDataLoader
-from stateful_pipes.nodes.foreign import walk_all
+from stateful_pipes.nodes.flat_mapper import SeededFlatMapper
+from stateful_pipes.nodes.foreign import ForeignNode, walk_all
 from stateful_pipes.prefetch.prefetcher import ProcessPrefetcher
 from stateful_pipes.testing.comparison import Mismatch, first_mismatch
 from stateful_pipes.testing.surroundings import move_generators
@@ -25,13 +26,16 @@ __all__ = [
     "Factory",
     "FactoryError",
     "Step",
+    "chosen_prefetcher",
     "difference",
+    "kept",
     "opened",
     "prefetchers_of",
     "read_pieces",
     "row_of",
     "samples_behind",
     "steps",
+    "takes_workers",
 ]
 
 Factory = Callable[..., Any]
@@ -63,9 +67,8 @@ def opened(factory: Factory, workers: int | None = None) -> StatefulDataLoader[A
         raise FactoryError(f"factory must return a StatefulDataLoader or a torchdata node, got {type(made).__name__}")
     loader = made if isinstance(made, StatefulDataLoader) else StatefulDataLoader(made)
     if workers is not None and not told:
-        found = prefetchers_of(loader)
-        chosen = max(found, key=lambda node: node.num_workers > 0, default=None)
-        for node in found:
+        chosen = chosen_prefetcher(loader)
+        for node in prefetchers_of(loader):
             _set_workers(node, workers if node is chosen else 0)
     return loader
 
@@ -79,8 +82,22 @@ def takes_workers(factory: Factory) -> bool:
 
 
 def prefetchers_of(loader: StatefulDataLoader[Any]) -> list[ProcessPrefetcher[Any]]:
-    """The ProcessPrefetchers of a pipeline, from the top down."""
-    return [node for node in walk_all(loader.pipeline) if isinstance(node, ProcessPrefetcher)][::-1]
+    """The ProcessPrefetchers of a pipeline."""
+    return [node for node in walk_all(loader.pipeline) if isinstance(node, ProcessPrefetcher)]
+
+
+def chosen_prefetcher(loader: StatefulDataLoader[Any]) -> ProcessPrefetcher[Any] | None:
+    """The one that has workers, else the highest that may have some: none below a mixture or a flat mapper."""
+    for prefetcher in prefetchers_of(loader):
+        if prefetcher.num_workers:
+            return prefetcher
+    node = loader.pipeline
+    while not isinstance(node, ProcessPrefetcher):
+        below: list[Any] = list(node.inner()) if isinstance(node, ForeignNode) else list(node.sources)
+        if len(below) != 1 or isinstance(node, SeededFlatMapper):
+            return None
+        node = below[0]
+    return node
 
 
 def _set_workers(node: ProcessPrefetcher[Any], workers: int) -> None:

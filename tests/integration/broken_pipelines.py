@@ -346,3 +346,7 @@ def address(index):
 
 def not_a_pipeline():
     return [1, 2, 3]
+
+
+def without_resume():
+    return over(range(LENGTH), resumable=False)
