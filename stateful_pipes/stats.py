@@ -32,8 +32,8 @@ class Stats(TypedDict):
             dropped. 0 without workers, where nothing is sent.
         nodes: Seconds in each node's `run`, by the node's name, without that of the nodes that it calls; those of all workers
             and of this process added up. Of a node without sources `pull` counts, too: a foreign node reads there, a sampler
-            makes its order. Of a `ProcessPrefetcher` it is the wait for its workers, in this process. Nodes of one name, within
-            a foreign node, have one entry.
+            makes its order. A `ProcessPrefetcher` at the top has the rest of `waiting`: the wait for its workers. A foreign node
+            has the time of those in it, too; where these have the names of others, both are one entry.
         worker_use: The share of their time in which workers had a task in hand, from 0 to 1, with the time that they took to
             start; each task counts when it is finished. 0 without workers.
     """
@@ -74,7 +74,11 @@ def stats_of(root: Node[Any]) -> Stats:
 
 def seconds_here(root: Node[Any]) -> dict[str, float]:
     """The own time of each node in this process, by name."""
-    return _by_name((node, timed.ran + timed.pulled) for node, timed in _timed(root))
+    own = [(node, timed.ran + timed.pulled) for node, timed in _timed(root)]
+    if _leaves_to_workers(root):  # it is not timed itself, which would be the half of what all this costs
+        within = set(walk(root))
+        own.append((root, max(0, root.stream.waited - sum(spent for node, spent in own if node in within))))
+    return _by_name(own)
 
 
 def seconds_pulling(root: Node[Any]) -> dict[str, float]:
@@ -84,8 +88,10 @@ def seconds_pulling(root: Node[Any]) -> dict[str, float]:
 
 def seconds_in_workers(root: Node[Any]) -> dict[str, float]:
     """The own time of each node that workers run, by name, all workers added up."""
-    pools = [node for node in walk_all(root) if isinstance(node, ProcessPrefetcher) and node.num_workers]
-    return _by_name(pair for pool in pools for pair in zip(walk(pool.sources[0]), pool.usage.nodes, strict=True))
+    pools = [node for node in walk_all(root) if isinstance(node, ProcessPrefetcher)]
+    return _by_name(
+        pair for pool in pools if pool.num_workers for pair in zip(walk(pool.sources[0]), pool.usage.nodes, strict=True)
+    )
 
 
 def time_nodes(top: Node[Any]) -> None:
@@ -97,7 +103,7 @@ def time_nodes(top: Node[Any]) -> None:
         if isinstance(node, ForeignNode) and "pull" not in vars(node):  # else it was here before
             for inner in node.inner():
                 time_nodes(inner)
-    called = list(_called_here(top))
+    called = list(_called_here(top, is_left=_leaves_to_workers(top)))
     found = [TimedNode.of(node) for node, _ in called]
     watches = {None if timed is None else timed.watch for timed in found}
     if len(watches) == 1 and None not in watches and all(name in vars(node) for node, names in called for name in names):
@@ -116,7 +122,11 @@ def _called_here(node: NodeContract, is_left: bool = False) -> Iterator[tuple[No
     if names:
         yield node, names
     for source in node.sources:
-        yield from _called_here(source, is_left or (isinstance(node, ProcessPrefetcher) and node.num_workers > 0))
+        yield from _called_here(source, is_left or _leaves_to_workers(node))
+
+
+def _leaves_to_workers(node: NodeContract) -> bool:
+    return isinstance(node, ProcessPrefetcher) and node.num_workers > 0
 
 
 def _timed(root: Node[Any]) -> Iterator[tuple[NodeContract, TimedNode]]:

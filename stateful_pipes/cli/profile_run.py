@@ -207,7 +207,7 @@ def _between(begin: _Reading, end: _Reading, steps: list[Step], prefetchers: lis
     here = {waits.get(name, name): spent for name, spent in here.items()}
     here |= {LOADER: waiting - sum(here.values()), STEP: seconds - waiting}
     parts = [Part(WORKERS, name, spent, min(1.0, spent / busy)) for name, spent in there.items() if spent > 0 < busy]
-    parts += [Part(MAIN, name, spent, spent / seconds) for name, spent in here.items() if spent > 0]
+    parts += [Part(MAIN, name, spent, spent / seconds) for name, spent in here.items() if spent > 1e-9]
     workers = end.stats["workers"]
     return Profile(
         parts=parts,

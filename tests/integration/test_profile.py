@@ -89,7 +89,7 @@ def test_all_of_the_time_is_somebody_s(name):
         found = measure(loader, 9, step_of(0, False))
         there, here = ({part.name: part for part in found.parts if part.place == place} for place in (WORKERS, MAIN))
         assert (set(there) | {PACKING} if there else set()) == EXPECTED[name][0]
-        assert set(here) == {*EXPECTED[name][1], LOADER, STEP}
+        assert set(here) - {LOADER} == {*EXPECTED[name][1], STEP}
         assert sum(part.seconds for part in here.values()) == pytest.approx(found.seconds)
         assert sum(part.share for part in here.values()) == pytest.approx(1)
         assert 0 < found.waiting < found.seconds
