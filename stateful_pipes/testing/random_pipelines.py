@@ -65,7 +65,7 @@ class RandomPipeline:
         return self.order == "infinite"
 
     def __call__(self, num_workers: int = 0) -> StatefulDataLoader[Any]:
-        node = self._source()
+        node: Node[Any] = SeededMapper(self._source(), _as_item, rng=())
         for number, step in enumerate(self.steps):
             node = self._above(node, step, number)
         if self.batch_size is not None:
@@ -107,20 +107,21 @@ def _torch_random() -> float:
 _DRAW: Final[dict[str, Callable[[], float]]] = {"python": random.random, "numpy": np.random.random, "torch": _torch_random}
 
 
+def _as_item(number: int) -> torch.Tensor:
+    """What was read, and the sum of what was drawn for it."""
+    return torch.tensor([number, 0], dtype=torch.float64)
+
+
 class _Draws:
-    """Adds to what it is given a draw of each generator that is named."""
+    """Adds to what it is given, a number or an item, a draw of each generator that is named."""
 
     def __init__(self, rng: Rng) -> None:
         self.rng = rng
 
     def __call__(self, item: Any, generator: np.random.Generator | None = None) -> torch.Tensor:
-        before = torch.as_tensor(item, dtype=torch.float64).sum()
-        if generator is not None:
-            return torch.stack([before, torch.tensor(generator.random(), dtype=torch.float64)])
-        draws = [before]
-        for name in self.rng:
-            draws.append(torch.tensor(_DRAW[name](), dtype=torch.float64))
-        return torch.stack([before, torch.stack(draws).sum()])
+        drawn = generator.random() if generator is not None else sum(_DRAW[name]() for name in self.rng)
+        before: torch.Tensor = item if isinstance(item, torch.Tensor) else _as_item(item)
+        return before + torch.tensor([0, drawn], dtype=torch.float64)
 
 
 class _Twice:
@@ -135,5 +136,5 @@ def _is_kept(index: int) -> bool:
     return index % 3 < 2
 
 
-def _drawing_collate(samples: list[Any]) -> tuple[Any, float]:
-    return torch.stack([torch.as_tensor(sample, dtype=torch.float64).sum() for sample in samples]), random.random()
+def _drawing_collate(samples: list[torch.Tensor]) -> tuple[torch.Tensor, float]:
+    return torch.stack(samples), random.random()

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import combinations
-
 from hypothesis import strategies as st
 
-from tests.property.pipelines import DATASET, ENDLESS, FOREIGN_BELOW, GENERATORS, ORDERS, SHAPES, Case, Engine, is_kept
+from stateful_pipes.testing.strategies import rngs, seeds
+from tests.property.pipelines import DATASET, ENDLESS, FOREIGN_BELOW, ORDERS, SHAPES, Case, Engine, is_kept
 
-SEEDS = st.one_of(st.sampled_from([0, 1, 2**63, 2**64 - 1]), st.integers(0, 2**64 - 1))
-RNGS = st.sampled_from(
-    [subset for size in range(3, -1, -1) for subset in combinations(GENERATORS, size)] + ["generator"],
-)
+SEEDS = seeds()
+RNGS = rngs()
 
 
 @st.composite

@@ -11,6 +11,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from stateful_pipes.errors import IteratorInvalidError
+from stateful_pipes.testing.strategies import cuts
 from tests.property.pipelines import END, Engine, build, play, uninterrupted, wander
 from tests.property.strategies import SEEDS, cases, engines
 from tests.streams import disturb
@@ -37,12 +38,9 @@ class Cut:
 def chains(draw, steps, workers):
     """Cuts in order of their place, often at the places that are special, and often two at one place."""
     ends = [i for i, step in enumerate(steps) if step is END]
-    special = [0, len(steps), *ends, *(end + 1 for end in ends)]
-    places = draw(st.lists(st.one_of(st.sampled_from(special), st.integers(0, len(steps))), min_size=1, max_size=3))
-    if draw(st.booleans()):
-        places.append(places[0])
+    places = draw(cuts(len(steps), ends=[*ends, *(end + 1 for end in ends)]))
     into = st.sampled_from(["fresh", "checkpoint", "used", "same"])
-    return [Cut(place, draw(into), draw(engines(workers)), draw(st.integers(0, 6))) for place in sorted(places)]
+    return [Cut(place, draw(into), draw(engines(workers)), draw(st.integers(0, 6))) for place in places]
 
 
 def check(case, seed, first, cuts, steps, following):
