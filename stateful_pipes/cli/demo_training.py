@@ -2,7 +2,7 @@
 
 What is needed for that is `Training.save`, `Training.restore` and the two nested loops of `Training.run`; the rest is
 an ordinary training, and a log of every batch by which the demo compares two of them. Not meant to be run by hand: its
-standard input and output are a conversation with `stateful_pipes.cli.demo`.
+standard input and output are a conversation with `stateful_pipes.cli.demo_run`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import Dataset
+from tqdm import tqdm
 
 from stateful_pipes import StatefulDataLoader
 from stateful_pipes.checkpoint import write_atomically
@@ -182,7 +183,7 @@ class Training:
         self.restore()
         resumed, is_first = self.step, True
         while self.loader.position.epoch < self.options.epochs:
-            for batch in self.loader:
+            for batch in self.rest_of_epoch():
                 if is_first:
                     say({"resumed": resumed, "load_seconds": time.monotonic() - before})
                     is_first = False
@@ -195,6 +196,12 @@ class Training:
                 wait_for_answer()
         self.save()
         self.loader.close()
+
+    def rest_of_epoch(self) -> Iterable[Batch]:
+        """Its batches under a bar that goes on where the last process was; in the line below the demo's own."""
+        epoch, done, *_ = self.loader.position
+        total = len(self.loader)
+        return tqdm(self.loader, f"epoch {epoch}", total, initial=done, leave=False, position=1, unit="batch", disable=None)
 
     def fit(self, batch: Batch) -> None:
         """One step, with mixup every other time. It draws from all three global generators, as training loops do."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torchdata.nodes as tn
 from torch.utils.data import BatchSampler, DataLoader, default_collate, default_convert
+from tqdm import tqdm
 
 from stateful_pipes import (
     InfiniteRandomSampler,
@@ -150,6 +151,17 @@ def test_a_batch_that_is_left_out_whole_is_one_of_the_position_s_batches():
     loader = StatefulDataLoader(SeededBatcher(node, 2))
     assert next(iter(loader)).tolist() == [2, 3]
     assert (loader.position.batch, loader.position.delivered) == (2, 1)
+
+
+def test_a_progress_bar_goes_on_where_it_was(capsys):
+    loader = StatefulDataLoader(DATASET, batch_size=1)
+    next(iter(loader))
+    resumed = StatefulDataLoader(DATASET, batch_size=1)
+    resumed.load_state_dict(loader.state_dict())
+    bar = tqdm(resumed, initial=resumed.position.batch, total=len(resumed))
+    assert len(list(bar)) == 4
+    assert (bar.n, bar.total) == (5, 5)
+    assert "5/5" in capsys.readouterr().err
 
 
 def test_the_position_counts_what_is_prefetched():
