@@ -211,7 +211,7 @@ def _between(begin: _Reading, end: _Reading, steps: list[Step], prefetchers: lis
     workers = end.stats["workers"]
     return Profile(
         parts=parts,
-        pulled=max(pulled.items(), key=lambda item: item[1]),
+        pulled=max(pulled.items(), key=lambda item: item[1], default=("", 0.0)),
         seconds=seconds,
         waiting=waiting,
         first=(steps[0].got - steps[0].asked) / 1e9,
