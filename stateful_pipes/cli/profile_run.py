@@ -169,6 +169,8 @@ def _cause(found: Profile) -> str:
         top = _largest(found.parts, MAIN)
         share = top.seconds / found.waiting
         return f"{top.name!r} takes {share:.0%} of that, in this process; try num_workers=1 or more ({cores} cores here)"
+    if idle := sum(not spans for spans in found.spans):
+        return f"{idle} of {found.workers} workers made no batch, as they were still starting, perhaps; try more --batches"
     if found.worker_use < _BUSY:
         return (
             f"yet the workers are idle {1 - found.worker_use:.0%} of it; try a larger prefetch_factor if batches are of uneven "

@@ -135,13 +135,14 @@ def profile_with(**changes):
         Part(MAIN, STEP, 0.4, 0.4),
     ]
     steps = [Step(0, 1, 2), Step(2, 3, 4), Step(4, 5, 6)]
-    made = Profile(parts, ("sampler", 0.1), 1.0, 0.6, 0.25, 2, 0.95, 4_000_000, 0, steps, [[], []])
+    made = Profile(parts, ("sampler", 0.1), 1.0, 0.6, 0.25, 2, 0.95, 4_000_000, 0, steps, [[(2, 3)], [(4, 5)]])
     return made._replace(**changes)
 
 
 VERDICTS = [
     ({}, 0.1, "The loop waits for data 60% of the time: the workers are busy 95% of the time, 75% of that in 'mapper'; try"),
     ({}, 0.0, "No training step was made, so the loop only waited, 300 ms a batch: the workers are busy 95% of the time, 75%"),
+    ({"spans": [[(2, 3)], []]}, 0.1, "60% of the time: 1 of 2 workers made no batch, as they were still starting, perhaps"),
     ({"worker_use": 0.3}, 0.1, "60% of the time: yet the workers are idle 70% of it; try a larger prefetch_factor"),
     ({"waiting": 0.04}, 0.1, "The loop does not wait for data (4.0% of the time)."),
     ({"waiting": 0.04, "worker_use": 0.3}, 0.1, "The loop does not wait for data (4.0% of the time); fewer workers would do."),
