@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from stateful_pipes.testing.comparison import first_mismatch
 from stateful_pipes.testing.experiments import Experiment, Found, perform
-from stateful_pipes.testing.laboratory import CleanProcess, ExperimentFailed, in_fork
+from stateful_pipes.testing.laboratory import CleanProcess, ExperimentFailed, hash_seeds, in_fork
 from stateful_pipes.testing.moving_parts import UNSEEDED
 from stateful_pipes.testing.pieces import Factory
 from stateful_pipes.testing.surroundings import GENERATORS, Surroundings
@@ -85,7 +85,6 @@ class Scene(NamedTuple):
     clean: Callable[[int], CleanProcess] | None
 
 
-_HASH_SEED: Final = 1
 _SET: Final = Surroundings(entropy=0, clock=0, listing=0, process=0)
 
 
@@ -202,7 +201,7 @@ class _Search:
         if self.hash_seed is None or self.base is None or self.is_unstable:
             return None
         self.tried.append("another PYTHONHASHSEED")
-        for other in (self.hash_seed + 1, self.hash_seed + 2):
+        for other in hash_seeds()[1:]:
             if self.base.differs(self.read(hash_seed=other)):
                 return self.cause(
                     "unordered listing", "the batch depends on PYTHONHASHSEED: on the order of a set of strings, or on hash()"
@@ -237,7 +236,7 @@ _ONE_EACH: Final = {name: tuple(int(name == other) for other in GENERATORS) for 
 def find_cause(scene: Scene) -> Cause:
     """The likeliest cause. It costs up to some forty readings of the batch, and constructions of the pipeline, in forks."""
     here = _Search(scene, None)
-    there = here if scene.clean is None else _Search(scene, _HASH_SEED)
+    there = here if scene.clean is None else _Search(scene, hash_seeds()[0])
     # A clean process first, whose modules the straight run has not moved yet.
     trials = [there.run, *([here.run] if there is not here else []), here.of_content, there.of_hashes]
     tried: dict[str, None] = {}

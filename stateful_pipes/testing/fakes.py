@@ -43,7 +43,7 @@ def _noted(what: str, real: Any, fake: Callable[..., Any]) -> tuple[Any, Callabl
 
 
 def _note(what: str) -> None:
-    frame: FrameType | None = sys._getframe(2)
+    frame: FrameType | None = sys._getframe()
     while frame is not None:
         module = str(frame.f_globals.get("__name__", ""))
         if module.partition(".")[0] not in _LIBRARIES and not frame.f_code.co_filename.startswith("<frozen"):

@@ -19,7 +19,7 @@ import torch
 from stateful_pipes.caught import brief
 from stateful_pipes.testing.surroundings import Surroundings, arranged, places
 
-__all__ = ["CleanProcess", "ExperimentFailed", "clean_processes_kept", "in_fork"]
+__all__ = ["CleanProcess", "ExperimentFailed", "clean_processes_kept", "hash_seeds", "in_fork"]
 
 Task = Callable[[], Any]
 _START_S: Final = 120
@@ -145,6 +145,11 @@ class CleanProcess:
             self._process.join()
             self._connection.close()
         self._process = self._connection = None
+
+
+def hash_seeds() -> list[int]:
+    """Some for PYTHONHASHSEED, of which none is this process's own."""
+    return [seed for seed in range(1, 5) if str(seed) != os.environ.get("PYTHONHASHSEED")][:3]
 
 
 @contextmanager

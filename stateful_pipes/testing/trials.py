@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from stateful_pipes.caught import brief
 from stateful_pipes.testing.comparison import Mismatch
-from stateful_pipes.testing.laboratory import CleanProcess, ExperimentFailed, in_fork
+from stateful_pipes.testing.laboratory import CleanProcess, ExperimentFailed, hash_seeds, in_fork
 from stateful_pipes.testing.pieces import (
     Factory,
     FactoryError,
@@ -36,7 +36,6 @@ from stateful_pipes.testing.surroundings import Surroundings, move_generators
 __all__ = ["Differs", "Trials"]
 
 _EPOCHS: Final = 2
-_HASH_SEED: Final = 1
 _CHANGED: Final = "directory listings the other way round and another date"
 _DYING_S: Final = 30
 
@@ -214,7 +213,7 @@ class Trials:
     def _clean(self, task: Callable[[], Any], surroundings: Surroundings) -> Any:
         if self.clean is None:
             raise ExperimentFailed("not wanted")
-        return self.clean(_HASH_SEED).run(task, surroundings, self.timeout)
+        return self.clean(hash_seeds()[0]).run(task, surroundings, self.timeout)
 
     def _disturb(self) -> None:
         """What a training loop draws between batches."""

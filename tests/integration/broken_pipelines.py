@@ -340,10 +340,6 @@ def from_a_device():
     return over(Reading(read_from_a_device))
 
 
-def address(index):
-    return id(object())
-
-
 def not_a_pipeline():
     return [1, 2, 3]
 

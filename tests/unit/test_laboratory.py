@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from stateful_pipes.testing.fakes import callers
-from stateful_pipes.testing.laboratory import ExperimentFailed, clean_processes_kept, in_fork
+from stateful_pipes.testing.laboratory import ExperimentFailed, clean_processes_kept, hash_seeds, in_fork
 from stateful_pipes.testing.surroundings import Surroundings, arranged, places
 
 AS_IT_IS = Surroundings()
@@ -162,6 +162,7 @@ def test_clean_process_is_one_of_its_own_and_runs_each_task_afresh(tmp_path, mon
     import only_here
 
     only_here.call()
+    environment = dict(os.environ)
     with clean_processes_kept() as clean:
         assert clean(1) is clean(1)
         assert [clean(1).run(only_here.call, AS_IT_IS, 60) for _ in range(2)] == [(1, "told")] * 2
@@ -178,4 +179,10 @@ def test_clean_process_is_one_of_its_own_and_runs_each_task_afresh(tmp_path, mon
             assert inner(1)._process is process
         assert process.is_alive()
     assert not process.is_alive()
-    assert os.environ.get("PYTHONHASHSEED") != "1"
+    assert dict(os.environ) == environment
+
+
+@pytest.mark.parametrize(("own", "others"), [("1", [2, 3, 4]), ("3", [1, 2, 4]), ("0", [1, 2, 3]), ("random", [1, 2, 3])])
+def test_hash_seeds_are_others_than_this_processs(own, others, monkeypatch):
+    monkeypatch.setenv("PYTHONHASHSEED", own)
+    assert hash_seeds() == others
