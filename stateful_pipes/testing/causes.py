@@ -51,8 +51,7 @@ class Cause(NamedTuple):
 
 
 _REMEDY: Final[dict[Kind, str]] = {
-    "unseeded generator": "Draw from the global generators, which are seeded for each sample, or from the one that "
-    'rng="generator" hands to map_fn',
+    "unseeded generator": "Draw from the global generators, which are seeded for each sample, or seed yours for each (reseed=)",
     "global generator": "Name it in rng=, or draw from one that is named there",
     "private generator": 'Seed it for each sample (reseed=), or draw from the one that rng="generator" hands to map_fn',
     "global counter": "Make what is read a function of the index alone",
@@ -177,11 +176,12 @@ class _Search:
         parts = self.read(before="batch").moved
         generators = [part for part in parts if part.generator]
         if generators and not base.differs(self.read(before="generators")):
+            verb = "moves" if len(generators) == 1 else "move"
             is_unseeded = any(UNSEEDED in part.generator for part in generators)
-            paths = _and([f"{part.path}, a {part.generator}," for part in generators])
+            paths = " and ".join(f"{part.path}, a {part.generator}," for part in generators[:3])
             return self.cause(
                 "unseeded generator" if is_unseeded else "private generator",
-                f"{told}, since {paths} moves on from sample to sample and is in no state",
+                f"{told}, since {paths} {verb} on from sample to sample, in no state",
             )
         shown = [f"{part.path}, now {part.value}" for part in parts if not part.generator][:3]
         return self.cause(kind, f"{told}, as a counter or cache makes it" + (f": see {'; '.join(shown)}" if shown else ""))
