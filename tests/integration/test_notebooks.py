@@ -1,9 +1,13 @@
 """Every notebook runs from top to bottom, in a kernel of its own, and what it was kept with is what a run prints.
 
-`jupyter execute --inplace notebooks/*.ipynb`, in the folder of a checkout, keeps it with its outputs.
+    python -m tests.integration.test_notebooks notebooks/04_speed.ipynb
+
+runs it and keeps it with what it printed.
 """
 
+import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import nbformat
 import pytest
@@ -21,8 +25,20 @@ def code_of(notebook):
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
+def run(path, folder):
+    """The notebook with what it printed; beside it is what a checkout has there, and nothing may be left."""
+    notebook = nbformat.read(path, as_version=4)
+    (folder / "notebooks").mkdir()
+    (folder / "benchmarks").symlink_to(ROOT / "benchmarks")
+    where = {"metadata": {"path": str(folder / "notebooks")}}
+    NotebookClient(notebook, timeout=300, record_timing=False, coalesce_streams=True, resources=where).execute()
+    assert list((folder / "notebooks").iterdir()) == []
+    notebook.metadata.language_info = {"name": "python"}
+    return notebook
+
+
 def printed(cell):
-    """The text, and for each picture what stands for it where there are none."""
+    """The text, and for each picture what stands for it where none can be shown."""
     text = "".join(output.text for output in cell.outputs if output.output_type == "stream")
     return text, [output.data["text/plain"] for output in cell.outputs if output.output_type != "stream"]
 
@@ -47,16 +63,16 @@ def test_its_last_cell_asserts(path):
 
 
 @notebooks
-def test_it_runs(path, tmp_path):
-    kept, notebook = nbformat.read(path, as_version=4), nbformat.read(path, as_version=4)
-    if any("from nvidia.dali import" in cell.source for cell in notebook.cells):
+def test_it_prints_what_it_was_kept_with(path, tmp_path):
+    kept = code_of(nbformat.read(path, as_version=4))
+    if any("from nvidia.dali import" in cell.source for cell in kept):
         pytest.importorskip("nvidia.dali", reason="NVIDIA DALI is not installed (extra dali)")
-    # The folder and its neighbour as in a checkout, but nothing can be left there.
-    folder = tmp_path / "notebooks"
-    folder.mkdir()
-    (tmp_path / "benchmarks").symlink_to(ROOT / "benchmarks")
-    NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(folder)}}).execute()
-    assert list(folder.iterdir()) == []
-    for before, after in zip(code_of(kept), code_of(notebook), strict=True):
+    for before, after in zip(kept, code_of(run(path, tmp_path)), strict=True):
         if before.execution_count is not None and MEASURED not in before.metadata.get("tags", ()):
             assert printed(after) == printed(before)
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        with TemporaryDirectory() as folder:
+            nbformat.write(run(Path(name), Path(folder)), name)
