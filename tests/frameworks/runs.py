@@ -8,7 +8,6 @@ import os
 import signal
 
 import torch
-from torch.utils.data import default_collate
 
 from tests.streams import DrawingDataset
 
@@ -25,16 +24,6 @@ def data(length=LENGTH):
 def shown(batch):
     """A collated batch as JSON takes it; numbers keep every bit."""
     return [part.tolist() for part in batch]
-
-
-def batches(loader):
-    """One epoch of a loader, shown."""
-    return [shown(batch) for batch in loader]
-
-
-def one_sample(index):
-    """What default_collate makes of one sample, for shapes."""
-    return default_collate([data()[index]])
 
 
 class Log:
