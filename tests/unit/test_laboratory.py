@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 
+from stateful_pipes.testing import laboratory
 from stateful_pipes.testing.fakes import callers
 from stateful_pipes.testing.laboratory import ExperimentFailed, clean_processes_kept, hash_seeds, in_fork
 from stateful_pipes.testing.surroundings import Surroundings, arranged, places
@@ -143,13 +144,15 @@ def test_process_that_gives_nothing(task, message):
         in_fork(task, AS_IT_IS, 60)
 
 
-def test_process_that_hangs_is_ended():
+def test_process_that_hangs_is_ended(monkeypatch):
     reader, writer = multiprocessing.Pipe(duplex=False)
+    started = []
+    monkeypatch.setattr(laboratory, "_fork", lambda: started.append(os.fork()) or started[-1])
     with pytest.raises(ExperimentFailed, match="no answer within 0 s"):
         in_fork(reader.recv, AS_IT_IS, 0.01)
     writer.close()
     with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
+        os.waitpid(started[0], os.WNOHANG)
 
 
 def test_clean_process_is_one_of_its_own_and_runs_each_task_afresh(tmp_path, monkeypatch):
