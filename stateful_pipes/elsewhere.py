@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
 
 from stateful_pipes.contract import NodeContract, walk
 from stateful_pipes.errors import ResumableModeRequiredError
 from stateful_pipes.fields import Scalar, ruled
 from stateful_pipes.node import Node
+from stateful_pipes.nodes.plain_sampler import PlainSamplerNode
 from stateful_pipes.pipeline_state import located, state_at
 from stateful_pipes.prefetch.prefetcher import ProcessPrefetcher
 from stateful_pipes.pulled import run_one
+from stateful_pipes.skips import LEFT_OUT
 from stateful_pipes.stream import Place
 from stateful_pipes.ticket import Mark
 
 __all__ = ["item_at", "place_behind"]
+
+T = TypeVar("T")
 
 
 def place_behind(top: Node[Any], place: Place, count: int) -> tuple[Place, int]:
@@ -31,8 +34,9 @@ def place_behind(top: Node[Any], place: Place, count: int) -> tuple[Place, int]:
                 node=node.name,
                 remedy="Read on instead",
             )
-    top.start(place.mark[0])  # which a foreign source refuses
-    with _aside(top):
+    _refuse_sources(top, place.mark[0])
+
+    def behind() -> tuple[Place, int]:
         top.seek(place.mark)
         for passed in range(count):
             if not _pulls(top):
@@ -42,6 +46,8 @@ def place_behind(top: Node[Any], place: Place, count: int) -> tuple[Place, int]:
         if count and not _pulls(top):
             return place._replace(mark=top.mark(), batch=0), count
         return place._replace(mark=mark, batch=place.batch + count), count
+
+    return _aside(top, behind)
 
 
 def item_at(top: Node[Any], epoch: int, position: int, name: str | None) -> Any:
@@ -54,14 +60,32 @@ def item_at(top: Node[Any], epoch: int, position: int, name: str | None) -> Any:
     if name is not None and name not in nodes:
         raise ValueError(f"no node is named {name!r}; there are {', '.join(map(repr, nodes))}")
     node = top if name is None else nodes[name]
-    start = top.start(epoch)
-    with _aside(top):
+    start = _refuse_sources(top, epoch)
+
+    def made() -> Any:
         try:
             top.seek(_mark_at(top, start, position))
             ticket = node.pull(1)
         except StopIteration:
             raise ValueError(f"epoch {epoch} has nothing at position {position}") from None
-        return run_one(node, ticket)[0]
+        item, skips = run_one(node, ticket)
+        if item is LEFT_OUT:
+            raise skips[0].error
+        return item
+
+    return _aside(top, made)
+
+
+def _refuse_sources(top: Node[Any], epoch: int) -> Mark:
+    """Refuses a source that could not be led back, before anything is moved; the start of the epoch."""
+    for node in walk(top):
+        if isinstance(node, PlainSamplerNode):
+            raise ResumableModeRequiredError(
+                f"a {type(node.sampler).__name__} cannot be led back to where it stood",
+                node=node.name,
+                remedy="Make the loader with resumable=True",
+            )
+    return top.start(epoch)  # which a foreign source refuses
 
 
 def _mark_at(top: Node[Any], start: Mark, position: int) -> Mark:
@@ -100,15 +124,7 @@ def _pulls(node: NodeContract) -> bool:
     return True
 
 
-@contextmanager
-def _aside(top: Node[Any]) -> Iterator[None]:
-    """Within, the pipeline may be led anywhere."""
-    before = top.mark()
-    with ExitStack() as stack:
-        for node in walk(top):
-            if isinstance(node, ProcessPrefetcher):
-                stack.enter_context(node.aside())
-        try:
-            yield
-        finally:
-            top.seek(before)
+def _aside(top: Node[Any], ask: Callable[[], T]) -> T:
+    """What `ask` finds, which may lead the pipeline anywhere."""
+    pools = [node for node in walk(top) if isinstance(node, ProcessPrefetcher) and node.num_workers]
+    return top.stream.look(top, ask, [(node.sources[0], node.sources[0].mark()) for node in pools])

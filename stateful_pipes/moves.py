@@ -52,7 +52,8 @@ class PipelineMoves:
             How many batches were left out.
 
         Raises:
-            ResumableModeRequiredError: a source tells its end only when it is read (`ExternalSource`).
+            ResumableModeRequiredError: a source tells its end only when it is read (`ExternalSource`), or cannot be led back: a
+                foreign one, any with `resumable=False`.
             LoaderFailedError: the consumed position is not known; only a load helps.
 
         >>> from stateful_pipes import StatefulDataLoader
@@ -84,8 +85,8 @@ class PipelineMoves:
 
         Raises:
             ValueError: the epoch has nothing there, or no node has that name.
-            ResumableModeRequiredError: the pipeline has a foreign source, which cannot be led back.
-            Exception: what making it raises, with the note that it had.
+            ResumableModeRequiredError: a source cannot be led back: a foreign one, any with `resumable=False`.
+            Exception: what making it raises, with the note that it had; also where it is left out for that (`max_skipped`).
 
         >>> from stateful_pipes import StatefulDataLoader
         >>> loader = StatefulDataLoader(range(6), batch_size=2)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import monotonic_ns
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from stateful_pipes.caught import brief
 from stateful_pipes.errors import ConcurrentUseError, IteratorInvalidError, LoaderFailedError
@@ -15,6 +15,8 @@ from stateful_pipes.skips import LEFT_OUT
 from stateful_pipes.ticket import EpochEnd, Mark
 
 __all__ = ["Place", "Stream"]
+
+T = TypeVar("T")
 
 
 class Place(NamedTuple):
@@ -53,6 +55,7 @@ class Stream:
         # Holds who is in `take` or `move`, an object of that call's own; entered by setdefault and left by an assignment, which
         # are one step each, so that wherever an interrupt comes it is known whose it was.
         self._inside: dict[str, tuple[int]] = {}
+        self._looking: tuple[int] | None = None  # who looks elsewhere, for as long as that one is inside
 
     def committed(self, node: Pullable) -> Mark:
         """The mark after the last item that was handed out; raises as `place` does."""
@@ -185,6 +188,29 @@ class Stream:
             yield
         finally:
             self._leave(mine)
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether the node is led about by `look`, so that what it runs must not be left to workers."""
+        return self._looking is not None and self._inside.get("thread") is self._looking
+
+    def look(self, node: Pullable, ask: Callable[[], T], ahead: Sequence[tuple[Pullable, Mark]] = ()) -> T:
+        """What `ask` finds, which may lead the node anywhere, for one who has entered and settled.
+
+        Then the node is back where it was, and those that had pulled `ahead` are where they were. Wherever an interrupt or an
+        error keeps it from that, it is known to be astray.
+        """
+        before, generation = node.mark(), self.generation
+        self._astray, self._looking = True, self._inside["thread"]
+        try:
+            return ask()
+        finally:
+            node.seek(before)
+            for one, mark in ahead:
+                one.seek(mark)
+            self._looking = None
+            if generation == self.generation:  # else closed by another thread meanwhile
+                self._astray = False
 
     def move(self, node: Pullable, mark: Mark, ends: bool = False) -> None:
         """Goes to the start of an epoch; what was pulled ahead is dropped, older iterators become invalid or, with `ends`, end.

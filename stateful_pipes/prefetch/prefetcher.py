@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from multiprocessing.context import BaseContext
 from typing import Any, NamedTuple, TypeVar
 
@@ -123,7 +122,7 @@ class ProcessPrefetcher(Node[T_co]):
         self._usage = Usage(0, 0, 0, (0,) * len(list(walk(below))))
 
     def pull(self, count: int | None) -> Ticket:
-        if self._inline:
+        if self._runs_here:
             return self._source.pull(count)
         if count is None:
             self.no_batches()
@@ -150,7 +149,7 @@ class ProcessPrefetcher(Node[T_co]):
 
     def run(self, ticket: Ticket) -> list[Any]:
         """The finished items of a ticket; waits for them. Unlike other nodes', main process only and once a ticket."""
-        if self._inline:
+        if self._runs_here:
             return self._source.run(ticket)
         pool = self._pool
         if pool is None:
@@ -162,14 +161,14 @@ class ProcessPrefetcher(Node[T_co]):
         return items
 
     def mark(self) -> Mark:
-        if self._inline:
+        if self._runs_here:
             return self._source.mark()
         if self._mark is None:
             self._mark = self._source.mark()
         return self._mark
 
     def seek(self, mark: Mark) -> None:
-        if not self._inline:
+        if not self._runs_here:
             self._drop()
         self._source.seek(mark)
 
@@ -178,10 +177,10 @@ class ProcessPrefetcher(Node[T_co]):
         self._source.next_epoch(mark)
 
     def batches(self) -> int | None:
-        return self._source.batches() if self._inline else self.no_batches()
+        return self._source.batches() if self._runs_here else self.no_batches()
 
     def global_generators(self) -> frozenset[GlobalGenerator]:
-        return self._source.global_generators() if self._inline else frozenset()
+        return self._source.global_generators() if self._runs_here else frozenset()
 
     def release(self) -> None:
         self._is_released = True
@@ -193,16 +192,11 @@ class ProcessPrefetcher(Node[T_co]):
         self._is_released = False
         super().open()
 
-    @contextmanager
-    def aside(self) -> Iterator[None]:
-        """Within, all is pulled and run in this process. What is under way stays, and the source comes back to behind it."""
-        before, was_inline = self._source.mark(), self._inline
-        self._inline = True
-        try:
-            yield
-        finally:
-            self._inline = was_inline
-            self._source.seek(before)
+    @property
+    def _runs_here(self) -> bool:
+        """Whether all is pulled and run in this process: without workers, and in a look elsewhere, which leaves alone what these
+        have under way."""
+        return self._inline or self.reader().is_elsewhere
 
     @property
     def prefetched(self) -> int:

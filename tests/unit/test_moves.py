@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import sys
+import threading
 
 import pytest
 import torch
@@ -187,6 +189,116 @@ def test_a_source_that_cannot_be_led_elsewhere_is_refused_and_goes_on(act):
     with pytest.raises(ResumableModeRequiredError):
         act(loader)
     assert list(loader) == [[2, 3], [4, 5]]
+
+
+@pytest.mark.parametrize("act", [lambda loader: loader.skip(1), lambda loader: loader.replay(0, 0)])
+@pytest.mark.parametrize("read", [0, 1])
+def test_without_resume_it_is_refused_and_goes_on(act, read):
+    loader = StatefulDataLoader(range(6), sampler=[5, 3, 1, 0, 2, 4], batch_size=2, resumable=False, collate_fn=list)
+    iterator = iter(loader)
+    batches = [next(iterator) for _ in range(read)]
+    with pytest.raises(ResumableModeRequiredError, match=r"a list cannot be led back .*resumable=True"):
+        act(loader)
+    assert batches + list(iterator) == [[5, 3], [1, 0], [2, 4]]
+
+
+def test_the_error_of_a_sample_that_was_left_out_is_shown():
+    def read(index):
+        if index in (3, 4, 5):
+            raise OSError(f"{index} is gone")
+        return index
+
+    node = SeededMapper(SamplerNode(SequentialSampler(8)), read, max_skipped=3)
+    loader = StatefulDataLoader(SeededBatcher(node, 2, collate_fn=list))
+    batches = list(loader)
+    assert batches == [[0, 1], [2], [6, 7]]
+    assert [loader.replay(0, 2 * number) for number in (0, 1, 3)] == batches
+    for position, name, index in [(4, None, 4), (5, "mapper", 5), (3, "mapper", 3)]:
+        with pytest.raises(OSError, match=f"{index} is gone") as raised:
+            loader.replay(0, position, node=name)
+        assert f"position {index}" in "".join(raised.value.__notes__)
+    assert loader.stats()["skipped"] == 3
+
+
+class Interrupted:
+    """Calls something and raises KeyboardInterrupt at a line of it, as a second Ctrl-C within its `finally` does."""
+
+    def __init__(self, at, call):
+        self.left = at
+        before = sys.gettrace()
+        sys.settrace(self.trace)
+        self.error = None
+        try:
+            call()
+        except KeyboardInterrupt as error:
+            self.error = error  # and with it the frames, as a notebook keeps them
+        finally:
+            sys.settrace(before)
+
+    def trace(self, frame, event, arg):
+        if not frame.f_code.co_filename.endswith(("stream.py", "elsewhere.py", "moves.py", "prefetcher.py", "contextlib.py")):
+            return None
+        self.left -= 1
+        if self.left < 0:
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return self.trace
+
+
+@pytest.mark.parametrize("act", [lambda loader: loader.skip(1), lambda loader: loader.replay(1, 7)])
+@pytest.mark.parametrize(("workers", "is_kept"), [(0, False), (1, True)])
+def test_an_interrupt_at_any_line_leaves_the_stream_as_it_was_or_moved(act, workers, is_kept):
+    with loader_over(plain, None, 0) as reference:
+        start, batches, states = reference.state_dict(), [], [reference.state_dict()]
+        for batch in reference:
+            batches.append(batch)
+            states.append(reference.state_dict())
+    with loader_over(plain, None, workers) as loader:
+        for at in range(10_000):
+            loader.load_state_dict(start)
+            iterator = iter(loader)
+            next(iterator)
+            interrupted = Interrupted(at, lambda: act(loader))
+            if interrupted.error is None:
+                break
+            if not is_kept:
+                interrupted.error = None
+            consumed = states.index(loader.state_dict())
+            try:
+                rest = [next(iterator)]
+            except ConcurrentUseError:  # the interrupt was in leaving, or its frames have not left yet
+                loader.close()
+                iterator, rest = iter(loader), []
+            interrupted.error = None  # what is done when they are freed must not matter any more
+            rest += iterator
+            assert consumed in (1, 2), at
+            assert same(rest, batches[consumed:]), at
+            if workers:
+                assert loader.position.prefetched == 2, at  # in this process no more
+        assert at > 50
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_close_by_another_thread_meanwhile_costs_no_batch(workers):
+    closes = []
+
+    def read(index):
+        for loader in closes:
+            closes.clear()
+            thread = threading.Thread(target=loader.close)
+            thread.start()
+            thread.join()
+        return index
+
+    node = SeededMapper(SamplerNode(SequentialSampler(20)), read)
+    loader = StatefulDataLoader(ProcessPrefetcher(node, workers, multiprocessing_context="fork"))
+    with loader:
+        iterator = iter(loader)
+        assert [next(iterator) for _ in range(3)] == [0, 1, 2]
+        closes.append(loader)
+        assert loader.replay(0, 7) == 7
+        assert not closes
+        assert list(loader) == list(range(3, 20))
 
 
 def test_a_source_whose_end_shows_only_in_reading_skips_nothing():
