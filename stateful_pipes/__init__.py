@@ -19,6 +19,8 @@ The house, each room importing only from those above it:
     cli/                                           the command line
 """
 
+import logging
+
 from stateful_pipes.checkpoint_manager import Checkpoint, CheckpointManager
 from stateful_pipes.dataset import IterableDatasetReader, as_dataset
 from stateful_pipes.errors import StatefulPipesError, get_error_message
@@ -101,3 +103,6 @@ __all__ = [
 ]
 
 __version__ = LIBRARY_VERSION
+
+# Silent unless the program says where to: without it, warnings would go to stderr.
+logging.getLogger("stateful_pipes").addHandler(logging.NullHandler())

@@ -94,7 +94,6 @@ def images_elsewhere(folder, reader):
         ({"last_batch_policy": "FILL"}, "last_batch_policy: saved PARTIAL, here FILL"),
         ({"output_names": ["picture", "label", "number"]}, "output_names: saved .*image.*, here .*picture"),
     ],
-    ids=str,
 )
 def test_changed_arguments_are_refused_and_change_nothing(folder, other, told):
     source = node(folder)

@@ -381,7 +381,6 @@ def test_settings_without_a_batch():
         ({"rng": ("cuda",)}, ValueError, "'cuda'"),
         ({"rng": None}, ValueError, "rng must be"),
     ],
-    ids=str,
 )
 def test_wrong_arguments(kwargs, error, words):
     assert words in refused(error, **kwargs)

@@ -443,7 +443,6 @@ def test_a_stop_iteration_ends_nothing():
         ((views, True), TypeError, "fan_out must be an integer"),
         ((3, 3), TypeError, "map_fn must be callable, got 3"),
     ],
-    ids=str,
 )
 def test_wrong_arguments(arguments, error, words):
     source = samples()

@@ -179,7 +179,6 @@ class Sized:
         (Sized(NotImplementedError()), None),
         (InfiniteRandomSampler(4, resumable=False), None),
     ],
-    ids=str,
 )
 def test_length(sampler, length):
     node = PlainSamplerNode(sampler, False)

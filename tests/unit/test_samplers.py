@@ -337,7 +337,6 @@ def test_the_end_of_an_epoch_loads_as_the_start_of_the_next():
         ({"extra": 0}, {"extra"}),
         ({"length": "11", "seed": 2**64, "epoch": -1, "consumed": -1, "x": 1}, {"length", "seed", "epoch", "consumed", "x"}),
     ],
-    ids=str,
 )
 def test_a_wrong_state_names_every_field_and_changes_nothing(changes, fields):
     sampler = RandomSampler(11, seed=5)

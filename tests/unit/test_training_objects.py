@@ -166,7 +166,7 @@ def test_other_names():
         check_states("objects", {"b": {}}, {"a": Held()})
 
 
-@pytest.mark.parametrize("found", [{"a": 3}, [torch.zeros(1)], {1: Held()}], ids=str)
+@pytest.mark.parametrize("found", [{"a": 3}, [torch.zeros(1)], {1: Held()}])
 def test_what_has_no_state_is_refused(found):
     with pytest.raises(TypeError, match=r"_hook\(\)"):
         named_objects("_hook", found)
