@@ -15,7 +15,7 @@ from stateful_pipes.prefetch.prefetcher import ProcessPrefetcher
 from stateful_pipes.pulled import run_one
 from stateful_pipes.skips import LEFT_OUT
 from stateful_pipes.stream import Place
-from stateful_pipes.ticket import Mark
+from stateful_pipes.ticket import EpochEnd, Mark
 
 __all__ = ["item_at", "place_behind"]
 
@@ -65,10 +65,9 @@ def item_at(top: Node[Any], epoch: int, position: int, name: str | None) -> Any:
     def made() -> Any:
         try:
             top.seek(_mark_at(top, start, position))
-            ticket = node.pull(1)
-        except StopIteration:
+            item, skips = run_one(node, node.pull(1))
+        except (StopIteration, EpochEnd):
             raise ValueError(f"epoch {epoch} has nothing at position {position}") from None
-        item, skips = run_one(node, ticket)
         if item is LEFT_OUT:
             raise skips[0].error
         return item
@@ -85,7 +84,9 @@ def _refuse_sources(top: Node[Any], epoch: int) -> Mark:
                 node=node.name,
                 remedy="Make the loader with resumable=True",
             )
-    return top.start(epoch)  # which a foreign source refuses
+    # A load of where it stands now is refused by an ExternalSource that can be read only onwards, a start by a foreign source.
+    located(top, state_at(top, Place(top.mark(), 0, {}))["nodes"])
+    return top.start(epoch)
 
 
 def _mark_at(top: Node[Any], start: Mark, position: int) -> Mark:

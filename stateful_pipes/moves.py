@@ -53,7 +53,7 @@ class PipelineMoves:
 
         Raises:
             ResumableModeRequiredError: a source tells its end only when it is read (`ExternalSource`), or cannot be led back: a
-                foreign one, any with `resumable=False`.
+                foreign one, a generator, any with `resumable=False`.
             LoaderFailedError: the consumed position is not known; only a load helps.
 
         >>> from stateful_pipes import StatefulDataLoader
@@ -85,7 +85,7 @@ class PipelineMoves:
 
         Raises:
             ValueError: the epoch has nothing there, or no node has that name.
-            ResumableModeRequiredError: a source cannot be led back: a foreign one, any with `resumable=False`.
+            ResumableModeRequiredError: a source cannot be led back: a foreign one, a generator, any with `resumable=False`.
             Exception: what making it raises, with the note that it had; also where it is left out for that (`max_skipped`).
 
         >>> from stateful_pipes import StatefulDataLoader

@@ -311,7 +311,22 @@ def test_a_source_whose_end_shows_only_in_reading_skips_nothing():
     with pytest.raises(ResumableModeRequiredError, match="Read on"):
         loader.skip(1)
     assert loader.replay(0, 2) == [2]
+    with pytest.raises(ValueError, match="epoch 1 has nothing at position 3"):
+        loader.replay(1, 3)
     assert list(loader) == [[0], [1], [2]]
+
+
+@pytest.mark.filterwarnings("ignore:.*not captured in the state")
+@pytest.mark.parametrize("act", [lambda loader: loader.skip(1), lambda loader: loader.replay(0, 0)])
+@pytest.mark.parametrize("read", [0, 1])
+@pytest.mark.parametrize("source", [lambda: iter(range(4)), lambda: lambda: (yield from range(4)), lambda: range(4)])
+def test_a_source_that_can_be_read_only_onwards_is_refused_and_goes_on(act, read, source):
+    loader = StatefulDataLoader(ExternalSource(source()))
+    iterator = iter(loader)
+    batches = [next(iterator) for _ in range(read)]
+    with pytest.raises(ResumableModeRequiredError, match="only onwards"):
+        act(loader)
+    assert batches + list(iterator) == [0, 1, 2, 3]
 
 
 def test_another_loader_and_another_thread_are_kept_out():
