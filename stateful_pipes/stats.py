@@ -33,7 +33,8 @@ class Stats(TypedDict):
         nodes: Seconds in each node's `run`, by the node's name, without that of the nodes that it calls; those of all workers
             and of this process added up. Of a node without sources `pull` counts, too: a foreign node reads there, a sampler
             makes its order. A `ProcessPrefetcher` at the top has the rest of `waiting`: the wait for its workers. A foreign node
-            has the time of those in it, too; where these have the names of others, both are one entry.
+            has the time of those in it, too; where these have the names of others, both are one entry. What `skip` and `replay`
+            take is left out.
         worker_use: The share of their time in which workers had a task in hand, from 0 to 1, with the time that they took to
             start; each task counts when it is finished. 0 without workers.
     """

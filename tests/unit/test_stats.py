@@ -321,3 +321,15 @@ def test_a_run_of_the_user_s_own_is_left_alone():
     time_nodes(node)
     assert list(StatefulDataLoader(node)) == ["own"] * 3
     assert node.run is own
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_is_done_elsewhere_is_no_part_of_the_stream_s_times(workers):
+    node = SeededBatcher(SeededMapper(SamplerNode(RandomSampler(50, seed=1)), str, seed=2), 2, collate_fn=list)
+    with StatefulDataLoader(ProcessPrefetcher(node, workers, multiprocessing_context="fork")) as loader:
+        next(iter(loader))
+        before = seconds_here(loader.pipeline)
+        assert before["sampler"] > 0
+        loader.replay(0, 30)
+        assert loader.skip(20) == 20
+        assert seconds_here(loader.pipeline) == before
