@@ -142,7 +142,7 @@ def _check_dataset(a: DatasetArguments) -> None:
     if isinstance(dataset, IterableDataset):
         raise ResumableModeRequiredError(
             f"{type(dataset).__name__} is an IterableDataset, which has no positions",
-            remedy="Pass a pipeline over torchdata.nodes.IterableWrapper(dataset) instead",
+            remedy="Pass a pipeline over IterableDatasetReader(dataset), or one of torchdata.nodes.IterableWrapper(dataset)",
         )
     if isinstance(dataset, MapDataPipe):
         raise ResumableModeRequiredError(

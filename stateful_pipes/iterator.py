@@ -20,6 +20,7 @@ class LoaderIterator(Iterator[T_co]):
         self._root = root
         self._epoch = root.consumed()[0]
         self._generation = root.stream.generation
+        self._begun = False
         time_nodes(root)
 
     def __next__(self) -> T_co:
@@ -34,5 +35,10 @@ class LoaderIterator(Iterator[T_co]):
             ConcurrentUseError: another thread is in here.
             GlobalGeneratorThreadError: seeded reading without workers, on a thread that is not the main one.
         """
+        if not self._begun:
+            # Lightning calls iter, then set_epoch, then next: what has read nothing yet goes to that epoch.
+            if self._root.stream.ended(self._generation):
+                self._epoch, self._generation = self._root.consumed()[0], self._root.stream.generation
+            self._begun = True
         item: T_co = self._root.stream.take(self._root, self._epoch, self._generation)
         return item

@@ -119,13 +119,17 @@ class Stream:
             raise
 
     def _check_turn(self, node: Pullable, epoch: int, generation: int) -> None:
-        if self._ended_since <= generation < self.generation:
+        if self.ended(generation):
             raise StopIteration
         if generation != self.generation:
             raise IteratorInvalidError(remedy="Call iter() again")
         self.check()
         if self.committed(node)[0] != epoch:
             raise StopIteration
+
+    def ended(self, generation: int) -> bool:
+        """Whether nothing but `set_epoch` has moved the stream since `generation`."""
+        return self._ended_since <= generation < self.generation
 
     def _run_next(self, node: Runnable) -> tuple[Any, Pulled | None, Place]:
         """The next item; and what is pulled ahead, and where the stream stands, once that is consumed."""

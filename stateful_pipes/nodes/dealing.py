@@ -27,6 +27,8 @@ class DealingNode(Node[T_co]):
     rank: int
     world_size: int
     uneven: Uneven
+    alone_by_default: bool = False
+    """Whether it has all because there was no process group when it was made."""
 
     def deal(self, rank: int, world_size: int, uneven: Uneven) -> None:
         """Sets the share; what deals below yields everything from now on."""
@@ -34,7 +36,18 @@ class DealingNode(Node[T_co]):
         self._settings = None
         for node in (node for source in self.sources for node in _dealing(source)):
             if isinstance(node, DealingNode):
+                self.alone_by_default |= node.alone_by_default
+                node.alone_by_default = False
                 node.deal(0, 1, node.uneven)
+
+    def open(self) -> None:
+        super().open()
+        if self.alone_by_default and ranks_of(None, None)[1] > 1:
+            raise ResumableBatchConfigurationError(
+                "it was made before torch.distributed was initialised, and gives each rank everything",
+                node=self.name,
+                remedy="Make it after init_process_group (with Lightning in train_dataloader), or with rank and world_size",
+            )
 
     def leaves_none(self, items: str) -> NoReturn:
         """Refuses an epoch without items."""

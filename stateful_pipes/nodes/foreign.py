@@ -172,6 +172,12 @@ def _check_contract(node: BaseNode[Any]) -> None:
         raise ResumableModeRequiredError(
             f"{type(node).__name__} does not move the cursor of the {sampler.name} in it", remedy="Use a SamplerNode instead"
         )
+    iterable = getattr(node, "iterable", None)
+    if type(iterable).__module__.startswith("datasets.") and hasattr(iterable, "set_epoch"):
+        raise ResumableModeRequiredError(
+            f"{type(node).__name__} sets no epoch, and a {type(iterable).__name__} then begins later ones where it was resumed",
+            remedy="Use stateful_pipes.IterableDatasetReader",
+        )
     if not missing and _keeps_nothing(node):
         raise ResumableModeRequiredError(
             f"{type(node).__name__} of DALI's dynamic mode has no state, and loads none",

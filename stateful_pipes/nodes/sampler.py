@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
+import torch.distributed as dist
 
 from stateful_pipes.errors import LoaderFailedError, ResumableBatchConfigurationError
 from stateful_pipes.fields import Rule, Scalar, adopted_seed, allowable, counter
@@ -80,6 +81,7 @@ class SamplerNode(DealingNode[int]):
             raise ValueError(f'uneven must be "pad" or "drop", got {uneven!r}')
         super().__init__(name=name)
         self.deal(*share, uneven)
+        self.alone_by_default = rank is None and not (dist.is_available() and dist.is_initialized())
         self._epoch, self._consumed = self.sampler.epoch, self.sampler.consumed
         self.sampler.attach(self)
 
@@ -188,6 +190,7 @@ class SamplerNode(DealingNode[int]):
         self.sampler.detach(self)
 
     def open(self) -> None:
+        super().open()
         self.sampler.attach(self)
         self._settings = None  # it may have been loaded meanwhile
 

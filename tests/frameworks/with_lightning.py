@@ -127,16 +127,13 @@ def test_killed_within_an_epoch_and_resumed(tmp_path, workers):
     assert resumed[0][:3] == ["train", 1, 2]  # Lightning's own counts
 
 
-LATE = pytest.mark.xfail(strict=True, reason="an iterator that has read nothing yet does not follow set_epoch")
-
-
 @pytest.mark.parametrize(
     "given",
     [
         {},
         {"accumulate_grad_batches": 2},
-        pytest.param({"limit_train_batches": 4}, marks=LATE),
-        pytest.param({"loader": endless_loader, "limit_train_batches": 4}, marks=LATE),
+        {"limit_train_batches": 4},
+        {"loader": endless_loader, "limit_train_batches": 4},
         {"model": Fetching},
         {"loader": endless_loader, "model": Fetching, "max_epochs": -1, "max_steps": 9},
     ],
@@ -180,7 +177,6 @@ def test_validation_moves_nothing(tmp_path, every, times):
         assert [line for line in found if line[0] != "val"] == [line for line in from_step(expected, step) if line[0] != "val"]
 
 
-@LATE
 def test_a_second_fit_begins_anew(tmp_path):
     loader = train_loader()
     for name in ("first", "second"):

@@ -8,8 +8,18 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
+import torch.distributed as dist
 
-from stateful_pipes import InfiniteRandomSampler, OrderSampler, RandomSampler, SamplerNode, SequentialSampler, positions_of
+from stateful_pipes import (
+    InfiniteRandomSampler,
+    Mixer,
+    OrderSampler,
+    RandomSampler,
+    SamplerNode,
+    SequentialSampler,
+    StatefulDataLoader,
+    positions_of,
+)
 from stateful_pipes.errors import ResumableBatchConfigurationError, StateMismatchError
 from stateful_pipes.pipeline_state import load
 
@@ -266,8 +276,6 @@ def test_dropping_needs_one_sample_for_each_rank():
 
 
 def test_ranks_are_torch_distributed_s_by_default(monkeypatch):
-    import torch.distributed as dist
-
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     monkeypatch.setattr(dist, "get_rank", lambda: 2)
     monkeypatch.setattr(dist, "get_world_size", lambda: 3)
@@ -281,3 +289,23 @@ def test_all_ranks_together_take_each_sample():
     found = [index for rank in range(world_size) for _, index in pulled(node_of(length, rank, world_size), 13)]
     assert len(found) == math.ceil(length / world_size) * world_size
     assert set(found) == set(range(length))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: SamplerNode(SequentialSampler(4)),
+        lambda: Mixer({"a": SamplerNode(SequentialSampler(4))}, {"a": 1.0}, seed=1),
+    ],
+)
+def test_one_made_before_the_process_group_would_give_each_rank_everything(monkeypatch, make):
+    loader = StatefulDataLoader(make())
+    given = StatefulDataLoader(SamplerNode(SequentialSampler(4), rank=0, world_size=1))
+    assert next(iter(loader)) == 0
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_rank", lambda: 1)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    with pytest.raises(ResumableBatchConfigurationError, match=r"before torch\.distributed was initialised"):
+        iter(loader)
+    assert list(given) == [0, 1, 2, 3]
+    assert list(StatefulDataLoader(make())) == [1, 3]
