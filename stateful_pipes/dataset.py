@@ -130,7 +130,7 @@ class IterableDatasetReader(BaseNode[Any]):
             return
         self._begin(initial_state["epoch"], {} if self.replay else initial_state["dataset"])
         self._position = initial_state["position"]
-        if self.replay and len(list(islice(self._items, self._position))) < self._position:
+        if self.replay and sum(1 for _ in islice(self._items, self._position)) < self._position:
             raise StateMismatchError(f"epoch {self._epoch} of the dataset has fewer than {self._position} items")
 
     def _begin(self, epoch: int, state: Mapping[str, Any]) -> None:

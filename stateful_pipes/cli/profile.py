@@ -60,7 +60,7 @@ def _run(arguments: argparse.Namespace) -> int:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "matplotlib":
             raise
-        print("The picture needs matplotlib. Install it with: pip install 'stateful_pipes[notebooks]'", file=sys.stderr)
+        print("The picture needs matplotlib. Install it with: pip install 'stateful_pipes[profile]'", file=sys.stderr)
         return 2
     draw(found, arguments.out)
     print(f"Who did what when: {arguments.out}")

@@ -34,7 +34,7 @@ try:
     from hypothesis import strategies as st
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        "stateful_pipes.testing.strategies needs hypothesis. Install it with: pip install 'stateful_pipes[test]'", name=error.name
+        "stateful_pipes.testing.strategies needs hypothesis: pip install 'stateful_pipes[hypothesis]'", name=error.name
     ) from error
 
 from stateful_pipes.rng import GLOBAL_GENERATORS, Rng

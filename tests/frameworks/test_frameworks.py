@@ -19,7 +19,7 @@ LIMIT = 900  # seconds, where an idle machine takes one minute; nothing else wai
 def test_with_every_framework():
     assert {path.stem.removeprefix("with_") for path in FILES} == FRAMEWORKS
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *map(str, FILES)],
+        [sys.executable, "-m", "pytest", "--numprocesses=0", "-p", "no:cacheprovider", *map(str, FILES)],
         cwd=FOLDER.parents[1],
         env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
         stdin=subprocess.DEVNULL,

@@ -210,5 +210,5 @@ def test_without_matplotlib_it_prints_and_names_the_extra(capsys, monkeypatch, t
     assert main(["profile", f"{__name__}:inline", "--batches", "2", "--out", str(out)]) == 2
     printed = capsys.readouterr()
     assert "No training step was made" in printed.out
-    assert "The picture needs matplotlib. Install it with: pip install 'stateful_pipes[notebooks]'" in printed.err
+    assert "The picture needs matplotlib. Install it with: pip install 'stateful_pipes[profile]'" in printed.err
     assert not out.exists()

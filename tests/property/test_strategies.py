@@ -108,4 +108,4 @@ def test_without_hypothesis_the_extra_is_named():
     code = "import sys; sys.modules['hypothesis'] = None; import stateful_pipes.testing, stateful_pipes.testing.strategies"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert ran.returncode == 1
-    assert "stateful_pipes.testing.strategies needs hypothesis. Install it with: pip install 'stateful_pipes[test]'" in ran.stderr
+    assert "stateful_pipes.testing.strategies needs hypothesis: pip install 'stateful_pipes[hypothesis]'" in ran.stderr
