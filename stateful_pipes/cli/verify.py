@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import traceback
 
 from stateful_pipes.cli.arguments import AtLeast, Commands, Formatter, factory_of
 from stateful_pipes.errors import StatefulPipesError
@@ -18,7 +19,7 @@ other numbers of workers, with workers killed, and in a new process; and compare
 function that returns a StatefulDataLoader or a torchdata node, a new one at each call. If it has a parameter num_workers, it
 is called with that.
 Exit code 0 and "exact" if all is identical; 1 if anything differs, with the first batch, sample and leaf that does, and the
-likeliest cause, found by experiment."""
+likeliest cause, found by experiment; 2 if it cannot be read at all."""
 
 
 def add(commands: Commands) -> None:
@@ -57,6 +58,9 @@ def _run(arguments: argparse.Namespace) -> int:
         return 1
     except FactoryError as error:
         arguments.parser.error(f"argument module:factory: {error}")
+    except Exception:  # the pipeline's own, by which nothing is known of its resume
+        traceback.print_exc()
+        return 2
     for note in verdict.notes:
         print(f"not tried: {note}")
     print("exact" if verdict.difference is None else f"NOT exact: {verdict.difference}")

@@ -346,3 +346,7 @@ def not_a_pipeline():
 
 def without_resume():
     return over(range(LENGTH), resumable=False)
+
+
+def raising():
+    raise OSError("this one cannot be read")

@@ -159,3 +159,8 @@ def test_wrong_usage_is_named(arguments, message, capsys):
         main(["verify", *arguments])
     assert caught.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_pipeline_that_raises_says_nothing_of_its_resume(capsys):
+    assert main(["verify", "tests.integration.broken_pipelines:raising", "--workers", "0"]) == 2
+    assert "this one cannot be read" in capsys.readouterr().err
