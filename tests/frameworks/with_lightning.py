@@ -89,10 +89,10 @@ def val_loader():
     return StatefulDataLoader(data(5), BATCH, resumable=False, rng=())
 
 
-def fit(folder, name, loader, *, model=Model, dies_at=None, saves_every=1, resumes=None, val=None, **given):
+def fit(folder, name, loader, *, model=Model, dies_at=None, saves_every=1, resumes=None, val=None, saving=None, **given):
     """One training, logged and with its checkpoints in the folder; it goes on from checkpoint number `resumes`."""
     log = Log(folder / f"{name}.log")
-    saving = ModelCheckpoint(
+    saving = saving or ModelCheckpoint(
         folder / name, filename="{step}", every_n_train_steps=saves_every, save_top_k=-1, save_on_train_epoch_end=False
     )
     trainer = pl.Trainer(
@@ -106,6 +106,19 @@ def fit(folder, name, loader, *, model=Model, dies_at=None, saves_every=1, resum
     checkpoint = None if resumes is None else folder / "whole" / f"step={resumes}.ckpt"
     trainer.fit(model(log, dies_at), loader, val, ckpt_path=checkpoint, weights_only=False)
     return trainer
+
+
+def test_saved_at_an_epoch_s_end_as_lightning_does_by_default(tmp_path):
+    """From such a checkpoint it takes the epoch alone, not the loaders' states: FitLoop.restarting is False then."""
+
+    def saving(name):
+        return ModelCheckpoint(tmp_path / name, filename="{step}", save_top_k=-1)
+
+    fit(tmp_path, "whole", train_loader(), saving=saving("whole"))
+    expected = Log(tmp_path / "whole.log").read()
+    for epochs in range(1, EPOCHS):
+        fit(tmp_path, f"from{epochs}", train_loader(), saving=saving(f"from{epochs}"), resumes=epochs * STEPS)
+        assert Log(tmp_path / f"from{epochs}.log").read() == from_step(expected, epochs * STEPS)
 
 
 def from_step(lines, steps, accumulated=1):
