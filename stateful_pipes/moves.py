@@ -76,7 +76,8 @@ class PipelineMoves:
 
         It is made in this process, from the dataset as it is here, under the same seeds: what was handed out where
         `loader.position` read (epoch, consumed=position). With several cursors in the pipeline (a `Mixer`) it is the batch that
-        the epoch, read from its start, has at or behind that position.
+        the epoch, read from its start, has at or behind that position. From a position at which no batch began, it is the batch
+        that would begin there.
 
         Args:
             epoch: From 0.

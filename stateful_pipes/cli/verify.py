@@ -63,5 +63,6 @@ def _run(arguments: argparse.Namespace) -> int:
         return 2
     for note in verdict.notes:
         print(f"not tried: {note}")
-    print("exact" if verdict.difference is None else f"NOT exact: {verdict.difference}")
+    exact = f"exact{', but for what was not tried' if verdict.notes else ''}"
+    print(exact if verdict.difference is None else f"NOT exact: {verdict.difference}")
     return 0 if verdict.is_exact else 1

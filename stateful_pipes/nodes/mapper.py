@@ -59,7 +59,8 @@ class SeededMapper(Node[T_co]):
             the same ones and goes on counting. The first one beyond raises. A batch of which nothing is left is left out,
             on that rank alone if there are several.
         fingerprint: What says which data `map_fn` reads (a version, a hash of the file list), or a function of no argument that
-            is asked for it once, here. It is in the state, and a state with another one is refused by name.
+            is asked for it once, here. It is in the state, and a state with another one is refused by name; where only one side
+            has any, there is nothing to compare.
         name: The node's name in the state.
 
     Yields:

@@ -18,10 +18,11 @@ from typing import Any, Final
 
 import torch
 
+from stateful_pipes.testing.users_code import is_users_file
+
 __all__ = ["callers", "clocks", "entropy", "listings", "process", "seeding", "shifted_clock"]
 
 Pairs = Iterator[tuple[Any, Any]]
-_LIBRARIES: Final = {"numpy", "torch", "torchdata", "stateful_pipes", *sys.stdlib_module_names} - {"__main__"}
 _ANOTHER_DAY: Final = 437 * 86_400 + 12_345
 """From one clock to the other, in seconds: another year, month, day, hour, minute and second."""
 _CALLERS: dict[str, dict[str, None]] = {}
@@ -45,8 +46,7 @@ def _noted(what: str, real: Any, fake: Callable[..., Any]) -> tuple[Any, Callabl
 def _note(what: str) -> None:
     frame: FrameType | None = sys._getframe()
     while frame is not None:
-        module = str(frame.f_globals.get("__name__", ""))
-        if module.partition(".")[0] not in _LIBRARIES and not frame.f_code.co_filename.startswith("<frozen"):
+        if is_users_file(frame.f_code.co_filename):
             _CALLERS.setdefault(what, {})[f"{frame.f_code.co_filename}:{frame.f_lineno}"] = None
             return
         frame = frame.f_back

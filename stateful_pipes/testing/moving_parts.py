@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import random
-import sys
 import types
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -16,6 +15,7 @@ import torch
 from stateful_pipes.loader import StatefulDataLoader
 from stateful_pipes.nodes.foreign import ForeignNode, walk_all
 from stateful_pipes.testing.comparison import first_mismatch
+from stateful_pipes.testing.users_code import is_users_object
 
 __all__ = ["UNSEEDED", "Part", "moved", "parts_of", "put_back"]
 
@@ -24,7 +24,6 @@ _MOST: Final = 20_000
 """Objects that are looked at."""
 _LONG: Final = 1_000
 """Of a longer sequence or mapping only the length is looked at."""
-_ROOMS: Final = {"numpy", "torch", "torchdata", "stateful_pipes", *sys.stdlib_module_names} - {"__main__"}
 _GIVEN: Final = {"map_fn", "collate_fn", "keep", "source"}
 """What the user gives to nodes of this library."""
 _OURS: Final = {"sources", "stream", "source", "sampler", "name", "run"}
@@ -130,7 +129,9 @@ def _inner(value: Any, path: str) -> list[tuple[str, Any]]:
         return [(f"{path}[{n}]", one) for n, one in enumerate(value)] if len(value) <= _LONG else []
     if isinstance(value, dict):
         return [(f"{path}[{key!r}]", one) for key, one in value.items()] if len(value) <= _LONG else []
-    if isinstance(value, (torch.Tensor, np.ndarray, types.ModuleType)) or (isinstance(value, type) and _is_library(value)):
+    if isinstance(value, (torch.Tensor, np.ndarray, types.ModuleType)) or (
+        isinstance(value, type) and not is_users_object(value)
+    ):
         return []
     inner = [(f"{path}.{name}", one) for name, one in getattr(value, "__dict__", {}).items() if not name.startswith("__")]
     if isinstance(value, type):
@@ -143,12 +144,8 @@ def _inner(value: Any, path: str) -> list[tuple[str, Any]]:
 def _globals(function: Any) -> list[tuple[str, Any]]:
     """The module's names that a function refers to."""
     function = getattr(function, "__func__", function)
-    if _is_library(function):
+    if not is_users_object(function):
         return []
     module = function.__module__
     names = function.__code__.co_names
     return [(f"{module}.{name}", function.__globals__[name]) for name in names if name in function.__globals__]
-
-
-def _is_library(value: Any) -> bool:
-    return str(getattr(value, "__module__", "")).partition(".")[0] in _ROOMS

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
+from torch.utils.data import DataLoader
 from torchdata.nodes import BaseNode
 
 from stateful_pipes.caught import brief
@@ -64,7 +65,9 @@ def opened(factory: Factory, workers: int | None = None) -> StatefulDataLoader[A
     told = workers is not None and takes_workers(factory)
     made = factory(num_workers=workers) if told else factory()
     if not isinstance(made, (StatefulDataLoader, BaseNode)):
-        raise FactoryError(f"factory must return a StatefulDataLoader or a torchdata node, got {type(made).__name__}")
+        raise FactoryError(
+            f"factory must return a StatefulDataLoader or a torchdata node, got {type(made).__name__}{_hint(made)}"
+        )
     loader = made if isinstance(made, StatefulDataLoader) else StatefulDataLoader(made)
     if workers is not None and not told:
         chosen = chosen_prefetcher(loader)
@@ -190,3 +193,9 @@ def _row(batch: Any, row: int, rows: int) -> Any:
             return fields
         return cast(Any, [batch[row]]) if len(batch) == rows else None
     return None
+
+
+def _hint(made: object) -> str:
+    if made is None:
+        return "; does it lack a return?"
+    return ": give the same arguments to stateful_pipes.StatefulDataLoader" if isinstance(made, DataLoader) else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
+import torch
 
 from stateful_pipes.cli.main import main
 from stateful_pipes.testing import verify
@@ -164,3 +165,42 @@ def test_wrong_usage_is_named(arguments, message, capsys):
 def test_a_pipeline_that_raises_says_nothing_of_its_resume(capsys):
     assert main(["verify", "tests.integration.broken_pipelines:raising", "--workers", "0"]) == 2
     assert "this one cannot be read" in capsys.readouterr().err
+
+
+def test_the_place_is_named_whatever_the_user_s_module_is_called(tmp_path, capsys, monkeypatch):
+    """As one of the standard library, here."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "profile.py").write_text(STAMPED)
+    assert main(["verify", "profile.py:factory", "--workers", "0", "--batches", "2", "--kills", "0"]) == 1
+    printed = capsys.readouterr().out
+    assert "time: " in printed
+    assert "profile.py:10" in printed
+
+
+STAMPED = """\
+import time
+
+import torch
+
+from stateful_pipes import StatefulDataLoader
+
+
+class Stamped(torch.utils.data.Dataset):
+    def __getitem__(self, index):
+        return index, time.time()
+
+    def __len__(self):
+        return 8
+
+
+def factory():
+    return StatefulDataLoader(Stamped(), batch_size=4, seed=0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("made", "hint"), [(None, "does it lack a return"), (torch.utils.data.DataLoader([1]), "stateful_pipes.StatefulDataLoader")]
+)
+def test_what_is_no_pipeline_is_told_what_to_do(made, hint):
+    with pytest.raises(TypeError, match=hint):
+        verify(lambda: made)

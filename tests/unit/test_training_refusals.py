@@ -259,6 +259,8 @@ def test_each_damaged_field_of_a_loader_is_refused(path, damage):
     places = list(leaves(torch.load(path, weights_only=True)["training_state"]["loaders"]["ours"]))
     assert len(places) > 15
     for place in places:
+        if damage is DAMAGES[0] and place[-1] == "batch":  # which older states lack
+            continue
         path.write_bytes(whole)
         edited(path, lambda state, place=place: damage(at(state["loaders"]["ours"], place), place[-1]))
         refused(trainer, path, StateMismatchError, 302)
