@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from typing import Any
 
 import pytest
@@ -37,6 +38,12 @@ _COMMON: dict[str, Any] = {
 settings.register_profile("ci", max_examples=_CI_EXAMPLES, **_COMMON)
 settings.register_profile("full", max_examples=10 * _CI_EXAMPLES, **_COMMON)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _interrupts_are_heard() -> None:
+    """A shell has SIGINT ignored in what it runs in the background, and Python then leaves it at that."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_configure(config: pytest.Config) -> None:
