@@ -74,7 +74,7 @@ class LoaderMachine(RuleBasedStateMachine):
         self.case = data.draw(cases(orders=("sequential", "random", "user", "replacement")), label="case")
         self.model = Model(self.case)
         self.loader = build(self.case, data.draw(engines(self.WORKERS), label="engine"), SEED)
-        self.iterators = [[iter(self.loader), 0, LIVE]]
+        self.iterators = [[iter(self.loader), 0, LIVE, False]]  # whether it has been asked for anything
         self.failed = False
         self.states = [(json.dumps(self.loader.state_dict()), (0, 0))]
 
@@ -88,11 +88,15 @@ class LoaderMachine(RuleBasedStateMachine):
             with pytest.raises(LoaderFailedError):
                 iter(self.loader)
         else:
-            self.iterators = [*self.iterators[-3:], [iter(self.loader), self.model.at[0], LIVE]]
+            self.iterators = [*self.iterators[-3:], [iter(self.loader), self.model.at[0], LIVE, False]]
 
     @rule(which=st.integers(0, 3))
     def next(self, which):
-        batches, epoch, fate = self.iterators[-1 - which % len(self.iterators)]
+        iterator = self.iterators[-1 - which % len(self.iterators)]
+        batches, epoch, fate, is_begun = iterator
+        if not is_begun and fate == JUMPED:  # what has read nothing yet goes to that epoch
+            epoch, fate = self.model.at[0], LIVE
+        iterator[1:] = [epoch, fate, True]
         disturb()
         if fate == INVALID:
             with pytest.raises(IteratorInvalidError):
@@ -116,7 +120,7 @@ class LoaderMachine(RuleBasedStateMachine):
             assert same(batch, self.model.next())
         if self.model.at == (epoch, 0):
             assert self.model.next() is END  # an epoch without batches
-        self.iterators = [*self.iterators[-3:], [batches, epoch, LIVE]]
+        self.iterators = [*self.iterators[-3:], [batches, epoch, LIVE, True]]
 
     @rule()
     def save(self):
@@ -169,7 +173,7 @@ class LoaderMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.case.shape == DATASET and self.loader.num_workers == 0 and not self.failed)
     @rule()
     def read_a_broken_sample(self):
-        live = [batches for batches, epoch, fate in self.iterators if fate == LIVE and epoch == self.model.at[0]]
+        live = [batches for batches, epoch, fate, _ in self.iterators if fate == LIVE and epoch == self.model.at[0]]
         if live:
             self.loader.dataset.broken = True
             with pytest.raises(ValueError, match="broken sample"):
