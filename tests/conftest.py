@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, register_random, settings
 
-_CI_EXAMPLES = 240
+_CI_EXAMPLES = 120
 
 
 class _TorchGenerator:

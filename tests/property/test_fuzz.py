@@ -19,7 +19,7 @@ from tests.streams import same
 # That the versions differ is a warning of its own.
 pytestmark = pytest.mark.filterwarnings("ignore:the state was saved with")
 
-EXAMPLES = settings.default.max_examples * 1000 // 240  # 1,000 in CI
+EXAMPLES = settings.default.max_examples * 1000 // 120  # 1,000 in CI
 
 LEAVES = st.one_of(
     st.none(),
