@@ -22,6 +22,8 @@ class PipelineMoves:
     def set_epoch(self, epoch: int) -> None:
         """Goes to the start of `epoch`, dropping what was prefetched; nothing where that is the epoch of `position`.
 
+        Older iterators end; one that has read nothing yet goes to that epoch, too.
+
         Raises:
             ResumableModeRequiredError: the pipeline has a foreign source, which alone knows its epochs.
         """
