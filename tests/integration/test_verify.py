@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 
 import pytest
@@ -167,14 +168,16 @@ def test_a_pipeline_that_raises_says_nothing_of_its_resume(capsys):
     assert "this one cannot be read" in capsys.readouterr().err
 
 
-def test_the_place_is_named_whatever_the_user_s_module_is_called(tmp_path, capsys, monkeypatch):
-    """As one of the standard library, here."""
-    monkeypatch.chdir(tmp_path)
+def test_the_place_is_named_whatever_the_user_s_module_is_called(tmp_path):
+    """As one of the standard library, here; in a process of its own, for in this one that may have been imported."""
     (tmp_path / "profile.py").write_text(STAMPED)
-    assert main(["verify", "profile.py:factory", "--workers", "0", "--batches", "2", "--kills", "0"]) == 1
-    printed = capsys.readouterr().out
-    assert "time: " in printed
-    assert "profile.py:10" in printed
+    command = ["verify", "profile.py:factory", "--workers", "0", "--batches", "2", "--kills", "0"]
+    done = subprocess.run(
+        [sys.executable, "-m", "stateful_pipes", *command], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 1, done.stderr
+    assert "time: " in done.stdout
+    assert "profile.py:10" in done.stdout
 
 
 STAMPED = """\
