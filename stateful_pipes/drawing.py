@@ -14,7 +14,7 @@ from stateful_pipes.nodes.index_filter import IndexFilter
 from stateful_pipes.nodes.mixer import Mixer
 from stateful_pipes.nodes.plain_sampler import PlainSamplerNode
 from stateful_pipes.nodes.sampler import SamplerNode
-from stateful_pipes.prefetch.prefetcher import ProcessPrefetcher
+from stateful_pipes.prefetch.prefetcher import has_workers
 from stateful_pipes.progress import counted, is_state
 
 __all__ = ["Branch", "branches", "chain", "drawn", "mermaid"]
@@ -112,7 +112,7 @@ def _shares(mixer: Mixer[Any]) -> Iterator[str]:
 def _branch(edge: str, node: NodeContract, entries: _Entries) -> Branch:
     held = [f"{key}={_cut(repr(value))}" for key, value in entries.get(node.name, {}).items() if key not in ("type", "state")]
     label = f"{_plain(node.name)}: {node.type_name}({', '.join(held)})"
-    if isinstance(node, ProcessPrefetcher) and node.num_workers:
+    if has_workers(node):
         label += f", all below in {counted(node.num_workers, 'worker')}"
     inner = _inner_entries(node, entries) if isinstance(node, ForeignNode) else None
     below = _below(node)
@@ -148,7 +148,7 @@ def _place(node: NodeContract, process: str, boxes: dict[str, list[str]], arrows
     within = process
     if isinstance(node, ForeignNode):
         within = process = "main process"
-    elif isinstance(node, ProcessPrefetcher) and node.num_workers:
+    elif has_workers(node):
         within = f"{counted(node.num_workers, 'worker')} of {node.name}"
         if within in boxes:  # one inside another library's node may have the name of one outside
             within += f" ({len(boxes)})"

@@ -11,7 +11,7 @@ from stateful_pipes.fields import Scalar, ruled
 from stateful_pipes.node import Node
 from stateful_pipes.nodes.plain_sampler import PlainSamplerNode
 from stateful_pipes.pipeline_state import located, state_at
-from stateful_pipes.prefetch.prefetcher import ProcessPrefetcher
+from stateful_pipes.prefetch.prefetcher import has_workers
 from stateful_pipes.prefetch.timings import TimedNode
 from stateful_pipes.pulled import run_one
 from stateful_pipes.skips import LEFT_OUT
@@ -128,7 +128,7 @@ def _pulls(node: NodeContract) -> bool:
 
 def _aside(top: Node[Any], ask: Callable[[], T]) -> T:
     """What `ask` finds, which may lead the pipeline anywhere. What that takes is no part of the stream's times."""
-    pools = [node for node in walk(top) if isinstance(node, ProcessPrefetcher) and node.num_workers]
+    pools = filter(has_workers, walk(top))
     timed = [found for node in walk(top) if (found := TimedNode.of(node)) is not None]
     spent = [(one.ran, one.pulled) for one in timed]
     try:

@@ -8,7 +8,7 @@ from typing import Any, TypedDict
 from stateful_pipes.contract import NodeContract, walk
 from stateful_pipes.node import Node
 from stateful_pipes.nodes.foreign import ForeignNode, walk_all
-from stateful_pipes.prefetch.prefetcher import ProcessPrefetcher
+from stateful_pipes.prefetch.prefetcher import has_workers, prefetchers_of
 from stateful_pipes.prefetch.timings import Stopwatch, TimedNode
 
 __all__ = ["Stats", "seconds_here", "seconds_in_workers", "seconds_pulling", "stats_of", "time_nodes"]
@@ -53,7 +53,7 @@ class Stats(TypedDict):
 def stats_of(root: Node[Any]) -> Stats:
     """The counts and times of a pipeline."""
     nodes = list(walk_all(root))
-    prefetchers = [node for node in nodes if isinstance(node, ProcessPrefetcher)]
+    prefetchers = prefetchers_of(root)
     usages = [node.usage for node in prefetchers]
     present = sum(usage.present for usage in usages)
     seconds = {node.name: 0.0 for node in nodes}
@@ -76,7 +76,7 @@ def stats_of(root: Node[Any]) -> Stats:
 def seconds_here(root: Node[Any]) -> dict[str, float]:
     """The own time of each node in this process, by name."""
     own = [(node, timed.ran + timed.pulled) for node, timed in _timed(root)]
-    if _leaves_to_workers(root):  # it is not timed itself, which would be the half of what all this costs
+    if has_workers(root):  # it is not timed itself, which would be the half of what all this costs
         within = set(walk(root))
         own.append((root, max(0, root.stream.waited - sum(spent for node, spent in own if node in within))))
     return _by_name(own)
@@ -89,10 +89,8 @@ def seconds_pulling(root: Node[Any]) -> dict[str, float]:
 
 def seconds_in_workers(root: Node[Any]) -> dict[str, float]:
     """The own time of each node that workers run, by name, all workers added up."""
-    pools = [node for node in walk_all(root) if isinstance(node, ProcessPrefetcher)]
-    return _by_name(
-        pair for pool in pools if pool.num_workers for pair in zip(walk(pool.sources[0]), pool.usage.nodes, strict=True)
-    )
+    pools = filter(has_workers, prefetchers_of(root))
+    return _by_name(pair for pool in pools for pair in zip(walk(pool.sources[0]), pool.usage.nodes, strict=True))
 
 
 def time_nodes(top: Node[Any]) -> None:
@@ -104,7 +102,7 @@ def time_nodes(top: Node[Any]) -> None:
         if isinstance(node, ForeignNode) and "pull" not in vars(node):  # else it was here before
             for inner in node.inner():
                 time_nodes(inner)
-    called = list(_called_here(top, is_left=_leaves_to_workers(top)))
+    called = list(_called_here(top, is_left=has_workers(top)))
     found = [TimedNode.of(node) for node, _ in called]
     watches = {None if timed is None else timed.watch for timed in found}
     if len(watches) == 1 and None not in watches and all(name in vars(node) for node, names in called for name in names):
@@ -123,11 +121,7 @@ def _called_here(node: NodeContract, is_left: bool = False) -> Iterator[tuple[No
     if names:
         yield node, names
     for source in node.sources:
-        yield from _called_here(source, is_left or _leaves_to_workers(node))
-
-
-def _leaves_to_workers(node: NodeContract) -> bool:
-    return isinstance(node, ProcessPrefetcher) and node.num_workers > 0
+        yield from _called_here(source, is_left or has_workers(node))
 
 
 def _timed(root: Node[Any]) -> Iterator[tuple[NodeContract, TimedNode]]:

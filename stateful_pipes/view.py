@@ -15,7 +15,7 @@ from stateful_pipes.nodes.foreign import ForeignNode, walk_all
 from stateful_pipes.nodes.plain_sampler import PlainSamplerNode
 from stateful_pipes.nodes.sampler import SamplerNode
 from stateful_pipes.pipeline_state import state_at
-from stateful_pipes.prefetch.prefetcher import ProcessPrefetcher
+from stateful_pipes.prefetch.prefetcher import prefetchers_of
 from stateful_pipes.stats import Stats, stats_of
 
 __all__ = ["PipelineView", "Position"]
@@ -50,7 +50,8 @@ class PipelineView:
     def position(self) -> Position:
         """How far the training loop has come, whatever is prefetched."""
         (epoch, consumed, *_), batch, _ = self._root.place()
-        return Position(epoch, batch, consumed, self._root.stream.delivered, self._prefetched)
+        prefetched = sum(node.prefetched for node in prefetchers_of(self._root))
+        return Position(epoch, batch, consumed, self._root.stream.delivered, prefetched)
 
     def __len__(self) -> int:
         """Batches in a full epoch on this rank (of a `FileReader`: in the current one); TypeError where that is not known."""
@@ -131,15 +132,7 @@ class PipelineView:
     @property
     def num_workers(self) -> int:
         """Worker processes."""
-        return sum(node.num_workers for node in self._prefetchers)
-
-    @property
-    def _prefetched(self) -> int:
-        return sum(node.prefetched for node in self._prefetchers)
-
-    @property
-    def _prefetchers(self) -> list[ProcessPrefetcher[Any]]:
-        return [node for node in walk_all(self._root) if isinstance(node, ProcessPrefetcher)]
+        return sum(node.num_workers for node in prefetchers_of(self._root))
 
     @property
     def _source(self) -> Any:

@@ -9,8 +9,7 @@ from time import monotonic_ns
 from typing import Any, NamedTuple
 
 from stateful_pipes import StatefulDataLoader
-from stateful_pipes.nodes.foreign import walk_all
-from stateful_pipes.prefetch.prefetcher import ProcessPrefetcher
+from stateful_pipes.prefetch.prefetcher import ProcessPrefetcher, prefetchers_of
 from stateful_pipes.stats import Stats, seconds_here, seconds_in_workers, seconds_pulling
 
 __all__ = ["Part", "Profile", "Step", "measure", "step_of", "table", "verdict"]
@@ -127,7 +126,7 @@ def measure(loader: StatefulDataLoader[Any], batches: int, step: Callable[[], No
             asked = monotonic_ns()
         if len(steps) == before:
             break
-    return None if begin is None else _between(begin, _read(loader), steps, _prefetchers(loader))
+    return None if begin is None else _between(begin, _read(loader), steps, prefetchers_of(loader.pipeline))
 
 
 def table(found: Profile) -> str:
@@ -191,12 +190,8 @@ def _largest(parts: Iterable[Part], place: str) -> Part:
 
 def _read(loader: StatefulDataLoader[Any]) -> _Reading:
     root = loader.pipeline
-    busy = sum(node.usage.busy for node in _prefetchers(loader)) / 1e9
+    busy = sum(node.usage.busy for node in prefetchers_of(loader.pipeline)) / 1e9
     return _Reading(monotonic_ns(), loader.stats(), seconds_here(root), seconds_pulling(root), seconds_in_workers(root), busy)
-
-
-def _prefetchers(loader: StatefulDataLoader[Any]) -> list[ProcessPrefetcher[Any]]:
-    return [node for node in walk_all(loader.pipeline) if isinstance(node, ProcessPrefetcher)]
 
 
 def _between(begin: _Reading, end: _Reading, steps: list[Step], prefetchers: list[ProcessPrefetcher[Any]]) -> Profile:

@@ -6,15 +6,15 @@ import math
 from collections import deque
 from collections.abc import Callable
 from multiprocessing.context import BaseContext
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 from torchdata.nodes import BaseNode
 
-from stateful_pipes.contract import walk
+from stateful_pipes.contract import NodeContract, walk
 from stateful_pipes.errors import IteratorInvalidError
 from stateful_pipes.integers import as_integer
 from stateful_pipes.node import Node
-from stateful_pipes.nodes.foreign import as_node
+from stateful_pipes.nodes.foreign import as_node, walk_all
 from stateful_pipes.nodes.mapper import SeededMapper
 from stateful_pipes.prefetch.pool import WorkerPool
 from stateful_pipes.prefetch.processes import context_of, refuse_unpicklable
@@ -23,7 +23,7 @@ from stateful_pipes.pulled import Pulled, kept, pull_one
 from stateful_pipes.rng import GlobalGenerator
 from stateful_pipes.ticket import Mark, Ticket, packed, positions_of
 
-__all__ = ["ProcessPrefetcher"]
+__all__ = ["ProcessPrefetcher", "has_workers", "prefetchers_of"]
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -95,7 +95,6 @@ class ProcessPrefetcher(Node[T_co]):
     ) -> None:
         self.num_workers = as_integer("num_workers", num_workers, 0)
         self.prefetch_factor = as_integer("prefetch_factor", prefetch_factor, 1)
-        self.slots = 2 * self.num_workers * self.prefetch_factor
         self.context = context_of(multiprocessing_context)
         if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
             raise TypeError(f"timeout must be a number of seconds, got {timeout!r}")
@@ -107,7 +106,7 @@ class ProcessPrefetcher(Node[T_co]):
         self.timeout = timeout
         self.max_restarts = as_integer("max_restarts", max_restarts, 0)
         below = as_node(source)
-        if self.num_workers and any(isinstance(node, ProcessPrefetcher) and node.num_workers for node in walk(below)):
+        if self.num_workers and any(map(has_workers, walk(below))):
             raise ValueError("a ProcessPrefetcher with workers stands below this one already; a pipeline needs one")
         if self.num_workers and self.context.get_start_method() != "fork":
             refuse_unpicklable(below, worker_init_fn)
@@ -116,7 +115,6 @@ class ProcessPrefetcher(Node[T_co]):
         self._queue: deque[_UnderWay] = deque()
         self._mark: Mark | None = None
         self._is_released = False
-        self._inline = not self.num_workers
         # Of pools that are gone.
         self._restarts = 0
         self._usage = Usage(0, 0, 0, (0,) * len(list(walk(below))))
@@ -196,7 +194,12 @@ class ProcessPrefetcher(Node[T_co]):
     def _runs_here(self) -> bool:
         """Whether all is pulled and run in this process: without workers, and in a look elsewhere, which leaves alone what these
         have under way."""
-        return self._inline or self.reader().is_elsewhere
+        return not self.num_workers or self.reader().is_elsewhere
+
+    @property
+    def slots(self) -> int:
+        """Slots of shared memory."""
+        return 2 * self.num_workers * self.prefetch_factor
 
     @property
     def prefetched(self) -> int:
@@ -282,3 +285,13 @@ def _handed_out(items: list[_UnderWay]) -> Ticket:
     epoch = items[0].pulled.ticket[0]  # type: ignore[index]  # those without a ticket are not handed out
     firsts = [positions_of(item.pulled.ticket or ())[0] for item in items]
     return (epoch, packed(firsts), tuple([item.task for item in items]))
+
+
+def prefetchers_of(top: NodeContract) -> list[ProcessPrefetcher[Any]]:
+    """All that a pipeline has, those within foreign nodes too, from the sources up."""
+    return [node for node in walk_all(top) if isinstance(node, ProcessPrefetcher)]
+
+
+def has_workers(node: NodeContract) -> TypeGuard[ProcessPrefetcher[Any]]:
+    """Whether it leaves what is below it to workers."""
+    return isinstance(node, ProcessPrefetcher) and node.num_workers > 0

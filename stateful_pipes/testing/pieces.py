@@ -16,8 +16,8 @@ from torchdata.nodes import BaseNode
 from stateful_pipes.caught import brief
 from stateful_pipes.loader import StatefulDataLoader
 from stateful_pipes.nodes.flat_mapper import SeededFlatMapper
-from stateful_pipes.nodes.foreign import ForeignNode, walk_all
-from stateful_pipes.prefetch.prefetcher import ProcessPrefetcher
+from stateful_pipes.nodes.foreign import ForeignNode
+from stateful_pipes.prefetch.prefetcher import ProcessPrefetcher, prefetchers_of
 from stateful_pipes.testing.comparison import Mismatch, first_mismatch
 from stateful_pipes.testing.surroundings import move_generators
 from stateful_pipes.ticket import Samples
@@ -31,7 +31,6 @@ __all__ = [
     "difference",
     "kept",
     "opened",
-    "prefetchers_of",
     "read_pieces",
     "row_of",
     "samples_behind",
@@ -71,8 +70,8 @@ def opened(factory: Factory, workers: int | None = None) -> StatefulDataLoader[A
     loader = made if isinstance(made, StatefulDataLoader) else StatefulDataLoader(made)
     if workers is not None and not told:
         chosen = chosen_prefetcher(loader)
-        for node in prefetchers_of(loader):
-            _set_workers(node, workers if node is chosen else 0)
+        for node in prefetchers_of(loader.pipeline):
+            node.num_workers = workers if node is chosen else 0  # none has started yet
     return loader
 
 
@@ -84,14 +83,9 @@ def takes_workers(factory: Factory) -> bool:
         return False
 
 
-def prefetchers_of(loader: StatefulDataLoader[Any]) -> list[ProcessPrefetcher[Any]]:
-    """The ProcessPrefetchers of a pipeline."""
-    return [node for node in walk_all(loader.pipeline) if isinstance(node, ProcessPrefetcher)]
-
-
 def chosen_prefetcher(loader: StatefulDataLoader[Any]) -> ProcessPrefetcher[Any] | None:
     """The one that has workers, else the highest that may have some: none below a mixture or a flat mapper."""
-    for prefetcher in prefetchers_of(loader):
+    for prefetcher in prefetchers_of(loader.pipeline):
         if prefetcher.num_workers:
             return prefetcher
     node = loader.pipeline
@@ -101,11 +95,6 @@ def chosen_prefetcher(loader: StatefulDataLoader[Any]) -> ProcessPrefetcher[Any]
             return None
         node = below[0]
     return node
-
-
-def _set_workers(node: ProcessPrefetcher[Any], workers: int) -> None:
-    """Before it has started any."""
-    node.num_workers, node.slots, node._inline = workers, 2 * workers * node.prefetch_factor, not workers
 
 
 def steps(loader: StatefulDataLoader[Any]) -> Iterator[Step]:

@@ -16,6 +16,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 from stateful_pipes.caught import brief
+from stateful_pipes.prefetch.prefetcher import prefetchers_of
 from stateful_pipes.testing.comparison import Mismatch
 from stateful_pipes.testing.laboratory import CleanProcess, ExperimentFailed, hash_seeds, in_fork
 from stateful_pipes.testing.pieces import (
@@ -26,7 +27,6 @@ from stateful_pipes.testing.pieces import (
     difference,
     kept,
     opened,
-    prefetchers_of,
     read_pieces,
     steps,
     takes_workers,
@@ -155,7 +155,7 @@ class Trials:
         with _quiet(killed), ExitStack() as stack:
             try:
                 loader = stack.enter_context(closing(opened(self.factory, workers)))
-                for node in prefetchers_of(loader):
+                for node in prefetchers_of(loader.pipeline):
                     node.max_restarts = max(node.max_restarts, len(killed))
                 loader.load_state_dict(json.loads(state))
                 found = steps(loader)
