@@ -2,7 +2,7 @@
 
 The house, each room importing only from those above it:
 
-    caught  errors  integers  naming               ground
+    caught  errors  integers  naming  wording      ground
     fields  encoding  rng
     state  permutation
     samplers/                                      orders: pure functions of (seed, epoch, position)

@@ -18,6 +18,7 @@ from stateful_pipes.fields import adopted_seed, tally, text
 from stateful_pipes.nodes.dealing import DealingNode
 from stateful_pipes.nodes.foreign import ForeignNode
 from stateful_pipes.pipeline_state import check
+from stateful_pipes.wording import listed
 
 __all__ = ["check_agreement", "failing_together", "keeping_nobody_waiting"]
 
@@ -165,7 +166,7 @@ def _disagreement(told: list[str]) -> str:
     alike = [rank for rank, one in enumerate(told) if one == usual]
     others = [rank for rank, one in enumerate(told) if one != usual]
     lines = [f"rank {rank}: {_difference(json.loads(told[rank]), json.loads(usual))}" for rank in others[:_SHOWN]]
-    first = f"ranks {_listed(others)} were given another one than ranks {_listed(alike)}; load the same on all"
+    first = f"ranks [{listed(others, _SHOWN)}] were given another one than ranks [{listed(alike, _SHOWN)}]; load the same on all"
     return "\n  ".join([first, *lines])
 
 
@@ -173,13 +174,8 @@ def _difference(one: Mapping[str, Any], usual: Mapping[str, Any]) -> str:
     if not one or one == _DAMAGED:
         return "a damaged state" if one else "an empty state"
     keys = [key for key in {**one, **usual} if _shown(one, key) != _shown(usual, key)]
-    shown = [f"{key} {_shown(one, key):.80} instead of {_shown(usual, key):.80}" for key in keys[:_SHOWN]]
-    return ", ".join(shown) + (", ..." if len(keys) > _SHOWN else "")
+    return listed(keys, _SHOWN, lambda key: f"{key} {_shown(one, key):.80} instead of {_shown(usual, key):.80}")
 
 
 def _shown(state: Mapping[str, Any], key: str) -> str:
     return repr(state[key]) if key in state else "(missing)"
-
-
-def _listed(ranks: list[int]) -> str:
-    return f"[{', '.join(map(str, ranks[:_SHOWN]))}{', ...' if len(ranks) > _SHOWN else ''}]"

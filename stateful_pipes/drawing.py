@@ -15,7 +15,8 @@ from stateful_pipes.nodes.mixer import Mixer
 from stateful_pipes.nodes.plain_sampler import PlainSamplerNode
 from stateful_pipes.nodes.sampler import SamplerNode
 from stateful_pipes.prefetch.prefetcher import has_workers
-from stateful_pipes.progress import counted, is_state
+from stateful_pipes.progress import is_state
+from stateful_pipes.wording import counted, short_repr, shortened
 
 __all__ = ["Branch", "branches", "chain", "drawn", "mermaid"]
 
@@ -106,11 +107,15 @@ def _shares(mixer: Mixer[Any]) -> Iterator[str]:
     for number, name in enumerate(mixer.names):
         weights = [(start, shares.split(",")[number]) for start, shares in stages]
         told = [weight if start == "0" else f"from {start} on {weight}" for start, weight in weights]
-        yield f"{_plain(str(name))} {_cut(', '.join(told))}"
+        yield f"{_plain(str(name))} {shortened(', '.join(told), _LONGEST)}"
 
 
 def _branch(edge: str, node: NodeContract, entries: _Entries) -> Branch:
-    held = [f"{key}={_cut(repr(value))}" for key, value in entries.get(node.name, {}).items() if key not in ("type", "state")]
+    held = [
+        f"{key}={short_repr(value, _LONGEST)}"
+        for key, value in entries.get(node.name, {}).items()
+        if key not in ("type", "state")
+    ]
     label = f"{_plain(node.name)}: {node.type_name}({', '.join(held)})"
     if has_workers(node):
         label += f", all below in {counted(node.num_workers, 'worker')}"
@@ -175,7 +180,3 @@ def _quoted(text: str) -> str:
 
 def _plain(name: str) -> str:
     return name if name.isprintable() else repr(name)
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."

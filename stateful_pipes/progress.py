@@ -7,8 +7,9 @@ from typing import Any, NamedTuple, TypeGuard
 
 from stateful_pipes.errors import StateMismatchError
 from stateful_pipes.state import FORMAT
+from stateful_pipes.wording import counted
 
-__all__ = ["Count", "Progress", "counted", "is_state", "progress_of"]
+__all__ = ["Count", "Progress", "is_state", "progress_of"]
 
 
 class Count(NamedTuple):
@@ -91,15 +92,6 @@ def progress_of(state: object) -> Progress:
         epoch += 1  # a node's state, saved before the end of its epoch was told
     batches = state.get("batch")
     return Progress(epoch, batches if _is_count(batches) else None, tuple(top))
-
-
-def counted(number: int, noun: str) -> str:
-    """1 batch, 2 batches.
-
-    >>> counted(1, "sample"), counted(1000, "batch"), counted(2, "epoch")
-    ('1 sample', '1,000 batches', '2 epochs')
-    """
-    return f"{number:,} {noun}{'' if number == 1 else 'es' if noun.endswith('tch') else 's'}"
 
 
 def _count_of(name: object, entry: object) -> Count | None:

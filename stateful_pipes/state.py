@@ -19,6 +19,7 @@ import torch
 
 from stateful_pipes.errors import Difference, StateMismatchError, StateVersionError
 from stateful_pipes.fields import Field, Scalar, counter, fixed, tally, text
+from stateful_pipes.wording import short_repr
 
 __all__ = [
     "FORMAT",
@@ -179,11 +180,13 @@ def differences(
         if isinstance(found, Mapping):
             wrong += _compare(name, entry, found, allow)
         else:
-            wrong.append(Difference(name, "", _shown(found), "a mapping", "the state is damaged"))
+            wrong.append(Difference(name, "", short_repr(found), "a mapping", "the state is damaged"))
     for name, found in saved.items():
         if name not in nodes:
             kind = found.get("type", "a node") if isinstance(found, Mapping) else found
-            wrong.append(Difference(str(name), "", _shown(kind), "missing", "build the pipeline that the state was saved from"))
+            wrong.append(
+                Difference(str(name), "", short_repr(kind), "missing", "build the pipeline that the state was saved from")
+            )
     return wrong
 
 
@@ -193,15 +196,15 @@ def _compare(name: str, entry: Mapping[str, Field], saved: Mapping[Any, object],
         if key not in saved:
             if field.may_be_missing:
                 continue
-            wrong.append(Difference(name, key, "missing", _shown(field.value), f"it should be {field.expects}"))
+            wrong.append(Difference(name, key, "missing", short_repr(field.value), f"it should be {field.expects}"))
         elif not field.accepts(saved[key]):
-            wrong.append(Difference(name, key, _shown(saved[key]), _shown(field.value), field.remedy))
+            wrong.append(Difference(name, key, short_repr(saved[key]), short_repr(field.value), field.remedy))
         elif field.kind == "allowable" and key not in allow and saved[key] != field.value:
             remedy = f"set it as it was, or name it: load_state_dict(state, allow=({key!r},))"
-            wrong.append(Difference(name, key, _shown(saved[key]), _shown(field.value), remedy))
+            wrong.append(Difference(name, key, short_repr(saved[key]), short_repr(field.value), remedy))
     for key, value in saved.items():
         if key not in entry:
-            wrong.append(Difference(name, str(key), _shown(value), "missing", "this pipeline has no such entry"))
+            wrong.append(Difference(name, str(key), short_repr(value), "missing", "this pipeline has no such entry"))
     return wrong
 
 
@@ -237,7 +240,7 @@ def _migrate(state: Mapping[Any, Any]) -> dict[str, Any]:
 
 def _compare_versions(saved: object) -> list[Difference]:
     if not isinstance(saved, Mapping):
-        return [Difference("", "versions", _shown(saved), "a mapping", "the state is damaged")]
+        return [Difference("", "versions", short_repr(saved), "a mapping", "the state is damaged")]
     return _compare("versions", {name: text(value) for name, value in _versions().items()}, saved, ())
 
 
@@ -259,11 +262,3 @@ def _warn_of_versions(saved: Mapping[str, str]) -> None:
 
 def _type_of(entry: Mapping[str, Field]) -> str:
     return str(entry["type"].value) if "type" in entry else "a node"
-
-
-def _shown(value: object) -> str:
-    try:
-        shown = repr(value)
-    except Exception:  # an integer of more digits than Python prints, or a foreign object
-        return f"a value of type {type(value).__name__}"
-    return shown if len(shown) <= 80 else f"{shown[:77]}..."

@@ -5,6 +5,8 @@ from __future__ import annotations
 from array import array
 from typing import Any, NamedTuple
 
+from stateful_pipes.wording import listed
+
 __all__ = ["EpochEnd", "Mark", "Samples", "Ticket", "packed", "positions_of"]
 
 Mark = tuple[Any, ...]
@@ -45,6 +47,5 @@ class Samples(NamedTuple):
     indices: list[Any]
 
     def __str__(self) -> str:
-        positions, indices = (", ".join(map(repr, some[:_SHOWN])) for some in (self.positions, self.indices))
-        more = ", ..." if len(self.positions) > _SHOWN else ""
-        return f"epoch {self.epoch}, positions {positions}{more}" + (f" (indices {indices}{more})" if indices else "")
+        indices = f" (indices {listed(self.indices, _SHOWN)})" if self.indices else ""
+        return f"epoch {self.epoch}, positions {listed(self.positions, _SHOWN)}{indices}"

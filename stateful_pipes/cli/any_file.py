@@ -18,9 +18,10 @@ from stateful_pipes.caught import brief
 from stateful_pipes.checkpoint import held_in
 from stateful_pipes.encoding import decode
 from stateful_pipes.errors import CheckpointFileError
-from stateful_pipes.progress import counted, is_state
+from stateful_pipes.progress import is_state
 from stateful_pipes.sealed_file import read_sealed
 from stateful_pipes.training.checkpoint import TRAINING_STATE
+from stateful_pipes.wording import counted, short_repr, shortened
 
 __all__ = [
     "NOTHING",
@@ -204,7 +205,7 @@ def reading(path: Keys) -> str:
 def shown_name(name: object) -> str:
     """A name as it stands if a terminal shows it as it is."""
     text = name if isinstance(name, str) and name and name.isprintable() and name == name.strip() else shown(name)
-    return text if len(text) <= 2 * _LONGEST else f"{text[: 2 * _LONGEST]}..."
+    return shortened(text, 2 * _LONGEST)
 
 
 def shown(value: object) -> str:
@@ -223,11 +224,7 @@ def shown(value: object) -> str:
         return f"{value[:_LONGEST]!r}... ({counted(len(value), unit)})"
     if isinstance(value, (Mapping, list, tuple, set, frozenset)):
         return f"{type(value).__name__} of {len(value):,}" if value else f"empty {type(value).__name__}"
-    try:
-        text = " ".join(repr(value).split()) if not isinstance(value, (str, bytes)) else repr(value)
-    except Exception:
-        return f"a {type(value).__name__}"
-    return text if len(text) <= 2 * _LONGEST else f"{text[: 2 * _LONGEST]}..."
+    return short_repr(value, 2 * _LONGEST)
 
 
 def _shape(shape: tuple[int, ...]) -> str:

@@ -28,7 +28,8 @@ from stateful_pipes.cli.any_file import (
     unreadable,
 )
 from stateful_pipes.cli.arguments import AtLeast, Commands, Formatter
-from stateful_pipes.progress import Progress, counted, is_state, progress_of
+from stateful_pipes.progress import Progress, is_state, progress_of
+from stateful_pipes.wording import counted
 
 __all__ = ["add", "apart", "differences"]
 

@@ -11,7 +11,8 @@ from typing import Any, Final, TypeGuard
 from stateful_pipes.cli.any_file import NOTHING, AnyFile, inner, opened, reading, say, shown, shown_name, states_in, unreadable
 from stateful_pipes.cli.arguments import AtLeast, Commands, Formatter
 from stateful_pipes.drawing import Branch, branches
-from stateful_pipes.progress import counted, is_state, progress_of
+from stateful_pipes.progress import is_state, progress_of
+from stateful_pipes.wording import counted, listed
 
 __all__ = ["add", "told"]
 
@@ -76,8 +77,7 @@ def _branch(key: object, value: object, limit: int, depth: int) -> Branch:
         return Branch(f"{name}: {counted(len(value), 'key')}{kind}", _below(value, limit, depth))
     if _is_sequence(value) and value:
         if all(isinstance(one, (int, float)) for one in value[:_MOST_IN_A_LINE]):
-            more = ", ..." if len(value) > _MOST_IN_A_LINE else ""
-            return Branch(f"{name}: {shown(value)}: {', '.join(map(shown, value[:_MOST_IN_A_LINE]))}{more}")
+            return Branch(f"{name}: {shown(value)}: {listed(value, _MOST_IN_A_LINE, shown)}")
         return Branch(f"{name}: {shown(value)}", _below(value, limit, depth))
     return Branch(f"{name}: {shown(value)}")
 

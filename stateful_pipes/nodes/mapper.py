@@ -29,6 +29,7 @@ from stateful_pipes.rng import (
 )
 from stateful_pipes.skips import LEFT_OUT, Skip, note
 from stateful_pipes.ticket import Samples, Ticket, positions_of
+from stateful_pipes.wording import short_repr
 
 __all__ = ["SeededMapper"]
 
@@ -215,12 +216,7 @@ class SeededMapper(Node[T_co]):
             # Of this mapper's own ticket: one derived from it may put others around that. Where an item is a batch, it is shown.
             _, positions, indices = SeededMapper.samples(self, ticket)
             read = indices[i] if positions == list(positions_of(ticket)) else read
-        try:
-            shown = repr(read)
-        except Exception as error:
-            shown = f"of type {type(read).__name__}, whose repr() raises {type(error).__name__}"
-        shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
-        return f"epoch {ticket[0]}, position {positions_of(ticket)[i]}, index {shown}"
+        return f"epoch {ticket[0]}, position {positions_of(ticket)[i]}, index {short_repr(read)}"
 
     def settings(self) -> dict[str, Scalar]:
         rng = self.rng if self.rng == "generator" else ",".join(self.rng)

@@ -19,6 +19,8 @@ import torch
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from stateful_pipes.wording import short_repr
+
 __all__ = ["Mismatch", "first_mismatch"]
 
 _PLAIN: Final = (bool, int, float, complex, str, bytes, type(None))
@@ -291,8 +293,4 @@ def _told_apart(expected: Any, found: Any) -> tuple[str, str]:
 def _shown(value: object) -> str:
     if isinstance(value, (torch.Tensor, np.ndarray)):
         return f"{type(value).__name__} of {value.dtype}, shape {tuple(value.shape)}"
-    try:
-        shown = " ".join(repr(value).split())
-    except Exception:
-        shown = f"a {type(value).__name__}"
-    return shown if len(shown) <= 200 else f"{shown[:200]}..."
+    return short_repr(value, 200)

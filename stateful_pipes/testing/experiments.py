@@ -13,6 +13,7 @@ from stateful_pipes.testing.fakes import callers
 from stateful_pipes.testing.moving_parts import moved, parts_of, put_back
 from stateful_pipes.testing.pieces import Factory, kept, opened, steps
 from stateful_pipes.testing.surroundings import move_generators
+from stateful_pipes.wording import short_repr
 
 __all__ = ["Experiment", "Found", "Moved", "perform"]
 
@@ -86,7 +87,7 @@ def perform(factory: Factory, states: list[str], experiment: Experiment) -> Foun
                 before = parts_of(loader)
                 read(loader)
                 after = moved(before, parts_of(loader))
-                changed = [Moved(one.path, one.kind, _brief(one.value)) for one in after]
+                changed = [Moved(one.path, one.kind, short_repr(one.value, 40)) for one in after]
                 if experiment.before == "generators":
                     put_back({path: part for path, part in before.items() if part.kind})
             count = min(_LAST, len(states)) if experiment.before == "stream" else 1
@@ -104,8 +105,3 @@ def perform(factory: Factory, states: list[str], experiment: Experiment) -> Foun
     return Found(
         batches, error, is_refused, {what: callers(what) for what in ("entropy", "clock", "listing", "process")}, changed
     )
-
-
-def _brief(value: Any) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= 40 else f"{shown[:37]}..."

@@ -69,7 +69,7 @@ PUBLIC = [
 
 # The house: each room imports only from those before it; rooms of one storey may know each other in the order given.
 STOREYS = [
-    ["caught", "errors", "integers", "naming"],
+    ["caught", "errors", "integers", "naming", "wording"],
     ["fields", "encoding", "rng"],
     ["state"],
     ["permutation"],
