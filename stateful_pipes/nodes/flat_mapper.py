@@ -61,8 +61,8 @@ class SeededFlatMapper(SeededMapper[T_co]):
         source: The node below.
         map_fn: Any callable of one item, with `rng="generator"` of (item, numpy.random.Generator); returns an iterable.
         fan_out: How many items that always has, at least 1.
-        seed, rng, reseed, max_skipped, name: As of `SeededMapper`. Of a sample that is left out all items are, and it counts as
-            one.
+        seed, rng, reseed, max_skipped, fingerprint, name: As of `SeededMapper`. Of a sample that is left out all items are,
+            and it counts as one.
 
     Yields:
         The items that `map_fn` returns.
@@ -91,6 +91,7 @@ class SeededFlatMapper(SeededMapper[T_co]):
         rng: Rng = GLOBAL_GENERATORS,
         reseed: Callable[[Any, int], object] | None = None,
         max_skipped: int = 0,
+        fingerprint: str | Callable[[], str] | None = None,
         name: str | None = None,
     ) -> None:
         if not callable(map_fn):
@@ -98,8 +99,16 @@ class SeededFlatMapper(SeededMapper[T_co]):
         self.fan_out = as_integer("fan_out", fan_out, 1)
         if self.fan_out > 1:
             refuse_workers(walk(as_node(source)), "flat mapper")
-        at_once = _AllAtOnce(map_fn, self.fan_out)
-        super().__init__(source, at_once, seed=seed, rng=rng, reseed=reseed, max_skipped=max_skipped, name=name)
+        super().__init__(
+            source,
+            _AllAtOnce(map_fn, self.fan_out),
+            seed=seed,
+            rng=rng,
+            reseed=reseed,
+            max_skipped=max_skipped,
+            fingerprint=fingerprint,
+            name=name,
+        )
         self._offset = 0
         self._under_way: tuple[Mark, Ticket] | None = None  # the sample of which `_offset` items are handed out
         self._ended = False

@@ -611,3 +611,14 @@ def test_a_state_in_the_middle_of_a_sample_is_refused_with_several_ranks():
         shares.append(pulled(other, [3]))
     assert shares[0][0] == expected(11)[6]
     assert shares[1][0] == expected(11)[9]
+
+
+def test_other_data_are_named_at_a_load():
+    saved = StatefulDataLoader(flat(fingerprint="v1")).state_dict()
+    StatefulDataLoader(flat(fingerprint=lambda: "v1")).load_state_dict(saved)
+    StatefulDataLoader(flat()).load_state_dict(saved)
+    with pytest.raises(StateMismatchError, match="the data are others") as caught:
+        StatefulDataLoader(flat(fingerprint="v2")).load_state_dict(saved)
+    assert [(one.node, one.field, one.saved, one.current) for one in caught.value.differences] == [
+        ("flat_mapper", "fingerprint", "'v1'", "'v2'")
+    ]
