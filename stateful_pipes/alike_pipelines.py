@@ -8,17 +8,7 @@ from typing import Any
 from stateful_pipes.loader import StatefulDataLoader
 from stateful_pipes.nodes.foreign import ForeignNode, as_node, walk_all
 
-__all__ = ["allowed", "check_alike", "check_positions", "loader_of"]
-
-_ALLOWABLE = ("unrestored", "position")
-
-
-def allowed(allow: Collection[str]) -> frozenset[str]:
-    """The names of what need not be equal after all; ValueError for others."""
-    names = frozenset((allow,) if isinstance(allow, str) else allow)
-    for name in names.difference(_ALLOWABLE):
-        raise ValueError(f"allow may name {_ALLOWABLE}, got {name!r}")
-    return names
+__all__ = ["check_alike", "check_positions", "loader_of"]
 
 
 def loader_of(pipeline: Any) -> StatefulDataLoader[Any]:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from datetime import timedelta
 from os import PathLike
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Final, NamedTuple, Self
 
 from stateful_pipes.checkpoint import write_atomically
@@ -156,7 +156,7 @@ class CheckpointManager:
         self._handler = signal.signal(signal.SIGTERM, self._terminate)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *raised: object) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL if self._handler is None else self._handler)
         if self.is_terminated:  # since the last `save_if_due`
             self.is_terminated = False

@@ -108,7 +108,7 @@ class Before:
 
     def put_back(self) -> None:
         """Makes it that again."""
-        self._loader._restored, self._loader.user = self._told
+        self._loader._take_back(*self._told)
         with told(self._number):
             put_back(self._loader, self._state)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from multiprocessing.context import BaseContext
 from os import PathLike
-from types import TracebackType
 from typing import Any, Generic, NoReturn, Self, TypeVar
 
 import torch
@@ -22,7 +21,7 @@ from stateful_pipes.node import Node
 from stateful_pipes.nodes.foreign import as_node
 from stateful_pipes.nodes.last_batch import LastBatchPolicy
 from stateful_pipes.nodes.reader_policy import set_last_batch_policy
-from stateful_pipes.pipeline_state import check, load, state_at
+from stateful_pipes.pipeline_state import allowed, check, load, state_at
 from stateful_pipes.rng import GLOBAL_GENERATORS, Rng
 from stateful_pipes.samplers import Order
 from stateful_pipes.state import LoaderState
@@ -31,7 +30,6 @@ from stateful_pipes.view import PipelineView
 __all__ = ["StatefulDataLoader"]
 
 T_co = TypeVar("T_co", covariant=True)
-_ALLOWABLE = ("batch_size", "world_size")
 
 
 class StatefulDataLoader(PipelineView, PipelineMoves, Generic[T_co]):
@@ -240,10 +238,7 @@ class StatefulDataLoader(PipelineView, PipelineMoves, Generic[T_co]):
 
     def _allowed(self, allow: Collection[str], method: str) -> tuple[str, ...]:
         self._require_resumable(method)
-        names = (allow,) if isinstance(allow, str) else tuple(allow)
-        for name in names:
-            if name not in _ALLOWABLE:
-                raise ValueError(f"allow may name {_ALLOWABLE}, got {name!r}")
+        names = allowed(allow, ("batch_size", "world_size"))
         self._root.refuse_loader(self)
         return names
 
@@ -259,6 +254,10 @@ class StatefulDataLoader(PipelineView, PipelineMoves, Generic[T_co]):
     def is_restored_from_checkpoint(self) -> bool:
         """Whether a state was loaded, at construction or later."""
         return self._restored
+
+    def _take_back(self, was_restored: bool, user: Any) -> None:
+        """Tells again what it told before a load that is undone."""
+        self._restored, self.user = was_restored, user
 
     def close(self) -> None:
         """Ends the workers within about a second and makes iterators invalid; idempotent.
@@ -281,5 +280,5 @@ class StatefulDataLoader(PipelineView, PipelineMoves, Generic[T_co]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()

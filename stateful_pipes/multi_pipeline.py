@@ -6,18 +6,18 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import repeat
 from os import PathLike
-from types import TracebackType
 from typing import Any, Generic, Self, TypedDict, TypeVar
 
 from torchdata.nodes import BaseNode
 
 from stateful_pipes.agreement import failing_together
-from stateful_pipes.alike_pipelines import allowed, check_alike, check_positions, loader_of
+from stateful_pipes.alike_pipelines import check_alike, check_positions, loader_of
 from stateful_pipes.checkpoint import dumps, held_in, write_atomically
 from stateful_pipes.errors import StateMismatchError
 from stateful_pipes.joint_step import Before, Part, end_together, put_back, told
 from stateful_pipes.loader import StatefulDataLoader
 from stateful_pipes.multi_view import MultiPipelineView
+from stateful_pipes.pipeline_state import allowed
 from stateful_pipes.state import LoaderState
 from stateful_pipes.view import Position
 
@@ -78,7 +78,7 @@ class MultiPipelineLoader(MultiPipelineView, Generic[T_co]):
         checkpoint: Checkpoint | Sequence[Checkpoint | None] | None = None,
         allow: Collection[str] = (),
     ) -> None:
-        self._allow = allowed(allow)
+        self._allow = allowed(allow, ("unrestored", "position"))
         if not pipelines:
             raise ValueError("pipelines must be one or more, got none")
         self.loaders: list[StatefulDataLoader[T_co]] = []
@@ -144,7 +144,7 @@ class MultiPipelineLoader(MultiPipelineView, Generic[T_co]):
 
     def checkpoints(self) -> list[bytes]:
         """The same as bytes with a checksum, one for each pipeline."""
-        return [dumps(state) for state in self.state_dict()["pipelines"].values()]
+        return [dumps(state) for state in self._states()]
 
     def checkpoint(self, path: str | PathLike[str] | None = None, *, user: object = None) -> bytes:
         """The state of all as one, as `StatefulDataLoader.checkpoint` gives and writes it."""
@@ -280,5 +280,5 @@ class MultiPipelineLoader(MultiPipelineView, Generic[T_co]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()

@@ -32,6 +32,15 @@ def state_at(node: NodeContract, place: Place) -> LoaderState:
     return envelope(place.mark[0], place.batch, entries)
 
 
+def allowed(allow: Collection[str], allowable: tuple[str, ...]) -> tuple[str, ...]:
+    """What a caller lets differ, by name; ValueError for a name that is not among those that may be."""
+    names = (allow,) if isinstance(allow, str) else tuple(allow)
+    for name in names:
+        if name not in allowable:
+            raise ValueError(f"allow may name {allowable}, got {name!r}")
+    return names
+
+
 def check(top: NodeContract, state: Mapping[str, Any], allow: Collection[str] = ()) -> None:
     """Raises what `load` would, and changes nothing.
 

@@ -48,6 +48,7 @@ MIX: Final = 5
 PRIVATE: Final = 6
 
 _MASK = 2**64 - 1
+_NOTHING_TO_PRESERVE = nullcontext()
 _GOLDEN = 0x9E3779B97F4A7C15
 _MIX1 = 0xBF58476D1CE4E5B9
 _MIX2 = 0x94D049BB133111EB
@@ -206,4 +207,4 @@ def preserved(names: frozenset[GlobalGenerator]) -> AbstractContextManager[None]
     Raises:
         GlobalGeneratorThreadError: entered on a thread that is not the main one.
     """
-    return _Preserved(names) if names else nullcontext()
+    return _Preserved(names) if names else _NOTHING_TO_PRESERVE

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any, Final, NamedTuple
 
 from stateful_pipes.caught import add_note, brief
@@ -59,7 +58,7 @@ class noting:  # used as a function
         _noted.skips = found
         return found
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *raised: object) -> None:
         _noted.skips = self._outer
 
 

@@ -119,12 +119,12 @@ class Stream:
             raise
 
     def _check_turn(self, node: Pullable, epoch: int, generation: int) -> None:
-        if self.ended(generation):
-            raise StopIteration
         if generation != self.generation:
+            if self.ended(generation):
+                raise StopIteration
             raise IteratorInvalidError(remedy="Call iter() again")
         self.check()
-        if self.committed(node)[0] != epoch:
+        if self.place(node).mark[0] != epoch:
             raise StopIteration
 
     def ended(self, generation: int) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
-__all__ = ["AtLeast", "Commands", "Formatter", "factory_of"]
+__all__ = ["AtLeast", "Commands", "Formatter", "add_factory", "factory_of"]
 
 
 class Commands(Protocol):
@@ -39,6 +39,13 @@ class AtLeast:
             bound = f"at least {self.least}" + (f" and below {self.below}" if self.below is not None else "")
             raise argparse.ArgumentTypeError(f"must be {bound}, got {value}")
         return value
+
+
+def add_factory(parser: argparse.ArgumentParser) -> None:
+    """Adds the argument that says what makes the pipeline."""
+    parser.add_argument(
+        "factory", type=factory_of, metavar="module:factory", help="what makes the pipeline; also path/to/file.py:factory"
+    )
 
 
 def factory_of(text: str) -> Callable[[], Any]:

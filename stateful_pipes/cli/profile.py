@@ -6,11 +6,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from torchdata.nodes import BaseNode
-
-from stateful_pipes import StatefulDataLoader
-from stateful_pipes.cli.arguments import AtLeast, Commands, Formatter, factory_of
+from stateful_pipes.cli.arguments import AtLeast, Commands, Formatter, add_factory
 from stateful_pipes.cli.profile_run import measure, step_of, table, verdict
+from stateful_pipes.testing.pieces import FactoryError, opened
 
 __all__ = ["add"]
 
@@ -25,9 +23,7 @@ def add(commands: Commands) -> None:
     profile = commands.add_parser(
         "profile", help="see where a pipeline's time goes", description=_DESCRIPTION, formatter_class=Formatter
     )
-    profile.add_argument(
-        "factory", type=factory_of, metavar="module:factory", help="what makes the pipeline; also path/to/file.py:factory"
-    )
+    add_factory(profile)
     profile.add_argument("--batches", type=AtLeast(1), default=100, help="how many to read after the first one")
     profile.add_argument(
         "--seconds-per-step", type=_seconds, default=0.0, help="how long the training step takes that follows each batch"
@@ -42,12 +38,10 @@ def add(commands: Commands) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     if not arguments.out.parent.is_dir():
         arguments.parser.error(f"argument --out: there is no folder {str(arguments.out.parent)!r}")
-    made = arguments.factory()
-    loader = StatefulDataLoader(made) if isinstance(made, BaseNode) else made
-    if not isinstance(loader, StatefulDataLoader):
-        arguments.parser.error(
-            f"argument module:factory: it must return a StatefulDataLoader or a torchdata node, got {type(made).__name__}"
-        )
+    try:
+        loader = opened(arguments.factory)
+    except FactoryError as error:
+        arguments.parser.error(f"argument module:factory: {error}")
     with loader:
         found = measure(loader, arguments.batches, step_of(arguments.seconds_per_step, arguments.busy))
     if found is None:

@@ -6,7 +6,7 @@ import argparse
 import sys
 import traceback
 
-from stateful_pipes.cli.arguments import AtLeast, Commands, Formatter, factory_of
+from stateful_pipes.cli.arguments import AtLeast, Commands, Formatter, add_factory
 from stateful_pipes.errors import StatefulPipesError
 from stateful_pipes.testing.pieces import FactoryError
 from stateful_pipes.testing.verification import verify
@@ -27,9 +27,7 @@ def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "verify", help="see whether your own pipeline resumes exactly", description=_DESCRIPTION, formatter_class=Formatter
     )
-    parser.add_argument(
-        "factory", type=factory_of, metavar="module:factory", help="what makes the pipeline; also path/to/file.py:factory"
-    )
+    add_factory(parser)
     parser.add_argument("--batches", type=AtLeast(1), default=64, help="read at most so many, and at most two epochs")
     parser.add_argument("--cuts", type=AtLeast(0), default=8, help="random cuts in each trial, beside those always made")
     parser.add_argument("--workers", type=_numbers, default=(0, 2), help="numbers of worker processes, with commas between")

@@ -103,9 +103,9 @@ class SeededBatcher(Node[T_co]):
                 self._ended = True
                 break
         epoch = tickets[0][0]
-        firsts = [_first_position(ticket) for ticket in tickets]
+        firsts = list(map(_first_position, tickets))
         key = derive(self.seed, self._purpose, epoch) if self._seeds_collate else 0
-        if all(positions_of(ticket) for ticket in tickets):
+        if all(map(positions_of, tickets)):
             return (epoch, packed(firsts), tuple(tickets), key)
         return (epoch, packed(firsts), tuple(tickets), key, self._first_samples(epoch))
 

@@ -132,7 +132,7 @@ class WorkerPool:
             Exception: what the worker's `run` raised.
         """
         self._check_process()
-        if number not in self._tasks and number not in self._done:
+        if number not in self._done and number not in self._tasks:
             raise IteratorInvalidError(f"task {number} is none of these workers'; they were closed meanwhile")
         deadline = time.monotonic() + timeout if timeout else None
         # Ends well or not at all: an interrupt may lose a message.
@@ -203,9 +203,10 @@ class WorkerPool:
         if parcel.task == STARTED:
             raise restore(parcel.open()[1])
         self._in_vain = 0
-        if parcel.task not in self._tasks:
+        task = self._tasks.pop(parcel.task)
+        if task is None:
             return
-        if self._tasks.pop(parcel.task).is_forgotten:
+        if task.is_forgotten:
             self._arena.give_back(parcel.number)
         else:
             self._done[parcel.task] = parcel

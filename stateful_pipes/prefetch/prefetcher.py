@@ -124,26 +124,23 @@ class ProcessPrefetcher(Node[T_co]):
             return self._source.pull(count)
         if count is None:
             self.no_batches()
-        taken = [self._next()]
-        while len(taken) < count:
+        epoch = 0
+        firsts: list[int] = []
+        tasks: list[int] = []
+        while len(tasks) < count:
             if not self._queue:
                 self._fill(self._started(), at_least=1)
-            if self._queue[0].pulled.ticket is None:
+            if tasks and self._queue[0].pulled.ticket is None:
                 break  # the epoch's end, or an error, is told at the next pull
-            taken.append(self._next())
-        return _handed_out(taken)
-
-    def _next(self) -> _UnderWay:
-        """The next item that is under way; StopIteration, or the error, in its place."""
-        if not self._queue:
-            self._fill(self._started(), at_least=1)
-        head = self._queue.popleft()
-        self._mark = head.pulled.mark
-        if head.pulled.error is not None:
-            raise head.pulled.error
-        if head.pulled.is_end:
-            raise StopIteration
-        return head
+            # As elsewhere on a batch's way, few calls: between two batches the workers have had the caches.
+            pulled, task = self._queue.popleft()
+            self._mark = pulled.mark
+            if pulled.ticket is None:
+                raise pulled.error or StopIteration
+            epoch = pulled.ticket[0]
+            firsts.append(positions_of(pulled.ticket)[0])
+            tasks.append(task)
+        return (epoch, packed(firsts), tuple(tasks))
 
     def run(self, ticket: Ticket) -> list[Any]:
         """The finished items of a ticket; waits for them. Unlike other nodes', main process only and once a ticket."""
@@ -223,20 +220,23 @@ class ProcessPrefetcher(Node[T_co]):
 
     def _fill(self, pool: WorkerPool, at_least: int = 0) -> None:
         """Pulls ahead up to the bound. Stops at an error, and at an epoch without items, which would go on for ever."""
-        self.mark()
-        bound = self.num_workers * self.prefetch_factor
-        while len(self._queue) < at_least or pool.outstanding < bound:
+        if self._mark is None:
+            self._mark = self._source.mark()
+        room = self.num_workers * self.prefetch_factor - pool.outstanding
+        while room > 0 or len(self._queue) < at_least:
             if self._queue:
                 last = self._queue[-1].pulled
-                is_empty = len(self._queue) > 1 and self._queue[-2].pulled.is_end
-                if last.error is not None or (last.is_end and (is_empty or not self._source.runs_on)):
-                    return
+                if last.ticket is None:
+                    is_empty = len(self._queue) > 1 and self._queue[-2].pulled.is_end
+                    if last.error is not None or is_empty or not self._source.runs_on:
+                        return
             elif not at_least and (not self._mark or (not self._source.runs_on and self._source.at_start(self._mark))):
                 return  # told last were an error, or an epoch's end that nothing may run on from
             pulled, task = pull_one(self._source), -1
             if pulled.ticket is not None:
                 try:
                     task = pool.submit(pulled.ticket)
+                    room -= 1
                 except Exception as error:  # a foreign node's item that cannot be pickled; told when its turn comes
                     pulled = Pulled(None, (), kept(error))
             self._queue.append(_UnderWay(pulled, task))
@@ -278,13 +278,6 @@ class ProcessPrefetcher(Node[T_co]):
                 nodes=below,
             )
         return self._pool
-
-
-def _handed_out(items: list[_UnderWay]) -> Ticket:
-    """The ticket of items that workers have or have made: epoch, positions, tasks."""
-    epoch = items[0].pulled.ticket[0]  # type: ignore[index]  # those without a ticket are not handed out
-    firsts = [positions_of(item.pulled.ticket or ())[0] for item in items]
-    return (epoch, packed(firsts), tuple([item.task for item in items]))
 
 
 def prefetchers_of(top: NodeContract) -> list[ProcessPrefetcher[Any]]:

@@ -120,9 +120,9 @@ class TaskQueue:
             if not task.is_sent:
                 self.drop(number)
 
-    def pop(self, number: int) -> Task:
-        """Removes a task that is answered; its slot is the answer's."""
-        return self._tasks.pop(number)
+    def pop(self, number: int) -> Task | None:
+        """Removes a task that is answered, unless it is gone; its slot is the answer's."""
+        return self._tasks.pop(number, None)
 
     def drop(self, number: int) -> None:
         """Removes a task that nobody runs."""

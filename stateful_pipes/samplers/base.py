@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
 import torch
 
+from stateful_pipes.integers import as_integer
 from stateful_pipes.samplers.cursor import OrderCursor
 from stateful_pipes.samplers.order import Order, is_order, length_of
 from stateful_pipes.state import SamplerState
@@ -55,10 +55,8 @@ class ResumableSampler(OrderCursor[int]):
         """
         self.require_resumable("advance")
         self.refuse_attached("advance")
-        count = operator.index(count)
         left = None if self.length is None else self.length - self._consumed
-        if count < 0 or (left is not None and count > left):
-            raise ValueError(f"count must be from 0 to the {left} items that the epoch has left, got {count}")
+        count = as_integer("count", count, 0, left, f"the {left} items that the epoch has left")
         self.place(self._epoch, self._consumed + count)
 
 

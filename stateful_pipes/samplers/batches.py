@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol, Self
 
@@ -111,10 +110,8 @@ class ResumableBatchSampler(OrderCursor[list[int]]):
         """
         self.require_resumable("advance_batch")
         self.refuse_attached("advance_batch")
-        count = operator.index(count)
         left = None if self.length is None else len(self) - self._consumed // self.batch_size
-        if count < 0 or (left is not None and count > left):
-            raise ValueError(f"count must be from 0 to the {left} batches that the epoch has left, got {count}")
+        count = as_integer("count", count, 0, left, f"the {left} batches that the epoch has left")
         self.place(self._epoch, self.after(self._consumed, count))
 
     def after(self, consumed: int, count: int) -> int:
