@@ -186,7 +186,7 @@ def test_the_table():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["seven"], "module:factory: it must return a StatefulDataLoader or a torchdata node, got int"),
+        (["seven"], "module:factory: factory must return a StatefulDataLoader or a torchdata node, got int"),
         (["nothing"], "module:factory: the pipeline gives no batch"),
         (["missing"], "module:factory: 'tests.integration.test_profile' has no 'missing'"),
         (["inline", "--batches", "0"], "--batches: must be at least 1, got 0"),
