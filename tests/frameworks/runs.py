@@ -8,6 +8,8 @@ import os
 import signal
 
 import torch
+import torch._dynamo  # which torch.optim imports when it is first used, else in each forked process for two seconds
+import torch.distributed as dist
 
 from tests.streams import DrawingDataset
 
@@ -65,6 +67,25 @@ def in_processes(work, count=1):
                 process.kill()
                 process.join()
     return [process.exitcode for process in processes]
+
+
+def in_ranks(work, count=2):
+    """Calls work(rank) in ranks whose process group is still to be made; this process holds its store, as torchrun does."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+    def ranked(rank):
+        ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": store.port, "TORCHELASTIC_USE_AGENT_STORE": True}
+        os.environ.update({name: str(value) for name, value in {**ranks, **place}.items()})
+        work(rank)
+
+    return in_processes(ranked, count)
+
+
+def dealt(streams):
+    """The samples of the ranks' streams of batches, in the order in which they were dealt out."""
+    each = [[sample for batch in stream for sample in zip(*batch, strict=True)] for stream in streams]
+    return [sample for turn in zip(*each, strict=True) for sample in turn]
 
 
 def _quietly(work, number):
