@@ -18,12 +18,13 @@ import signal
 from functools import partial
 
 import pytest
+import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.stateful import Stateful
 
 from stateful_pipes import InfiniteRandomSampler, SamplerNode, SeededBatcher, SeededMapper, StatefulDataLoader
-from tests.frameworks.runs import BATCH, LENGTH, Log, data, in_processes, killed, shown
+from tests.frameworks.runs import BATCH, LENGTH, Log, data, in_processes, in_ranks, killed, shown
 
 # torchtitan.
 
@@ -137,8 +138,8 @@ class TuneRecipe:
         if checkpoint["dataloader"] is not None and self.global_step % self.steps_per_epoch == 0:
             list(self.loader)  # L485-L489: torchdata's loader is then at the end of an epoch; this one reads a whole one
 
-    def train(self, seen):
-        """Yields a checkpoint after each step."""
+    def train(self, see):
+        """Shows each batch, and yields a checkpoint after each step."""
         for epoch in range(self.epochs_run, EPOCHS):
             done = self.global_step % self.steps_per_epoch  # L971
             self.loader.sampler.set_epoch(epoch)  # L979-L980
@@ -149,7 +150,7 @@ class TuneRecipe:
                     batch = next(iterator)
                 except StopIteration:
                     break
-                seen.append((epoch, shown(batch)))
+                see([epoch, shown(batch)])
                 count += 1
                 if count % self.accumulation == 0:  # L1027
                     self.global_step += 1
@@ -167,13 +168,53 @@ class TuneRecipe:
 def test_every_checkpoint_of_torchtune_s_resumes(accumulation, max_steps_per_epoch, workers):
     given = {"accumulation": accumulation, "max_steps_per_epoch": max_steps_per_epoch}
     recipe, expected, checkpoints = TuneRecipe(**given), [], []
-    for checkpoint in recipe.train(expected):
+    for checkpoint in recipe.train(expected.append):
         checkpoints.append((len(expected), checkpoint))
     in_an_epoch = recipe.steps_per_epoch * accumulation
     assert [epoch for epoch, _ in expected] == [epoch for epoch in range(EPOCHS) for _ in range(in_an_epoch)]
     for read, checkpoint in checkpoints:
         recipe, found = TuneRecipe(checkpoint, **given, workers=workers), []
-        for _ in recipe.train(found):
+        for _ in recipe.train(found.append):
             pass
         recipe.loader.close()
         assert found == expected[read:], f"resumed after step {checkpoint['steps_run']}"
+
+
+def tune_rank(rank, folder, name, accumulation, workers=0, resumes=None, dies_at=None):
+    dist.init_process_group("gloo")
+    dist.barrier()  # which nobody leaves, or dies, before all are there
+    log = Log(folder / f"{name}.{rank}.log")
+
+    def see(batch):
+        log.add(batch)
+        if len(log.read()) == dies_at:
+            killed()
+
+    checkpoint = None if resumes is None else torch.load(folder / f"begun.{resumes}.pt")
+    recipe = TuneRecipe(checkpoint, accumulation=accumulation, max_steps_per_epoch=None, workers=workers)
+    for checkpoint in recipe.train(see):
+        if rank == 0:
+            torch.save(checkpoint, folder / f"{name}.{recipe.global_step}.pt")
+    recipe.loader.close()
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(("ranks", "accumulation", "dies_at", "step"), [(1, 2, 10, 3), (2, 1, 6, 4)])
+def test_torchtune_killed_and_resumed(tmp_path, ranks, accumulation, dies_at, step):
+    """Within the second epoch, from the checkpoint before the last, which is the first rank's."""
+
+    def run(name, **given):
+        ended = in_ranks(partial(tune_rank, folder=tmp_path, name=name, accumulation=accumulation, **given), ranks)
+        return ended, [Log(tmp_path / f"{name}.{rank}.log").read() for rank in range(ranks)]
+
+    ended, begun = run("begun", workers=2, dies_at=dies_at)
+    assert ended == [-signal.SIGKILL] * ranks
+    ended, resumed = run("resumed", workers=1, resumes=step)
+    assert ended == [0] * ranks
+    ended, expected = run("reference")
+    assert ended == [0] * ranks
+    assert (expected[0] == expected[-1]) == (ranks == 1)
+    for whole, before, after in zip(expected, begun, resumed, strict=True):
+        assert before == whole[:dies_at]
+        assert before[: step * accumulation] + after == whole
+    assert [epoch for epoch, _ in expected[0]] == [epoch for epoch in range(EPOCHS) for _ in range(len(expected[0]) // EPOCHS)]
