@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Self
-
 import torch
 
 from stateful_pipes.integers import as_integer
 from stateful_pipes.samplers.cursor import OrderCursor
 from stateful_pipes.samplers.order import Order, is_order, length_of
-from stateful_pipes.state import SamplerState
+from stateful_pipes.samplers.passes import OrderPass
 
 __all__ = ["OrderSampler", "ResumableSampler", "SamplerIterator"]
 
@@ -87,20 +84,13 @@ class OrderSampler(ResumableSampler):
         return type(self.order).__name__
 
 
-class SamplerIterator(Iterator[int]):
-    """One pass over what is left of an epoch. Its state holds the raw position: the end of an epoch is (e, length)."""
-
-    def __init__(self, sampler: ResumableSampler, epoch: int, consumed: int) -> None:
-        self._sampler = sampler
-        self._seek(epoch, consumed)
+class SamplerIterator(OrderPass[int]):
+    """Makes its indices in chunks."""
 
     def _seek(self, epoch: int, consumed: int) -> None:
-        self._epoch, self._consumed = epoch, consumed
+        super()._seek(epoch, consumed)
         self._chunk: list[int] = []
         self._chunk_start = consumed
-
-    def __iter__(self) -> Self:
-        return self
 
     def __next__(self) -> int:
         offset = self._consumed - self._chunk_start
@@ -114,18 +104,3 @@ class SamplerIterator(Iterator[int]):
             self._chunk_start, offset = start, 0
         self._consumed += 1
         return self._chunk[offset]
-
-    def state_dict(self) -> SamplerState:
-        """The position of this pass."""
-        return self._sampler.state_at(self._epoch, self._consumed)
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Goes to a saved position; the sampler adopts the seed, its cursor stays.
-
-        Raises:
-            StateMismatchError: the state is of another order, or damaged; nothing is changed.
-            ResumableSamplerGeneratorError: all is right but the order's seed; nothing is changed.
-        """
-        self._sampler.refuse_attached("load_state_dict on an iterator")
-        entry = self._sampler.take(state_dict)
-        self._seek(entry["epoch"], entry["consumed"])

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol, Self
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ from stateful_pipes.fields import Scalar
 from stateful_pipes.integers import as_integer
 from stateful_pipes.rng import ORDER, derive
 from stateful_pipes.samplers.cursor import OrderCursor
-from stateful_pipes.state import SamplerState
+from stateful_pipes.samplers.passes import OrderPass
 
 __all__ = ["BatchIterator", "Cycle", "ResumableBatchSampler"]
 
@@ -141,15 +141,10 @@ class ResumableBatchSampler(OrderCursor[list[int]]):
         return consumed
 
 
-class BatchIterator(Iterator[list[int]]):
-    """One pass over what is left of an epoch. Its state holds the raw position: the end of an epoch is (e, its samples)."""
+class BatchIterator(OrderPass[list[int]]):
+    """Makes a batch at a time."""
 
-    def __init__(self, sampler: ResumableBatchSampler, epoch: int, consumed: int) -> None:
-        self._sampler = sampler
-        self._epoch, self._consumed = epoch, consumed
-
-    def __iter__(self) -> Self:
-        return self
+    _sampler: ResumableBatchSampler
 
     def __next__(self) -> list[int]:
         if self._consumed == self._sampler.length:
@@ -158,18 +153,3 @@ class BatchIterator(Iterator[list[int]]):
         batch: list[int] = self._sampler.indices(self._epoch, range(self._consumed, stop)).tolist()
         self._consumed = stop
         return batch
-
-    def state_dict(self) -> SamplerState:
-        """The position of this pass."""
-        return self._sampler.state_at(self._epoch, self._consumed)
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Goes to a saved position; the sampler adopts the seed, its cursor stays.
-
-        Raises:
-            StateMismatchError: the state is of another order, or damaged; nothing is changed.
-            ResumableSamplerGeneratorError: all is right but the order's seed; nothing is changed.
-        """
-        self._sampler.refuse_attached("load_state_dict on an iterator")
-        entry = self._sampler.take(state_dict)
-        self._epoch, self._consumed = entry["epoch"], entry["consumed"]
