@@ -152,7 +152,7 @@ def verdict(found: Profile, seconds_per_step: float) -> str:
     share = found.waiting / found.seconds if found.seconds else 0.0
     if not seconds_per_step:
         took = 1000 * found.waiting / max(1, found.batches)
-        return f"No training step was made, so the loop only waited, {took:.3g} ms a batch: {_cause(found)}."
+        return f"No training step was made (--seconds-per-step), so the loop only waited, {took:.3g} ms a batch: {_cause(found)}."
     if share < _LITTLE:
         spare = found.workers > 1 and found.worker_use < 0.5
         return f"The loop does not wait for data ({share:.1%} of the time)" + ("; fewer workers would do." if spare else ".")

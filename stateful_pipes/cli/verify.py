@@ -30,7 +30,7 @@ def add(commands: Commands) -> None:
     add_factory(parser)
     parser.add_argument("--batches", type=AtLeast(1), default=64, help="read at most so many, and at most two epochs")
     parser.add_argument("--cuts", type=AtLeast(0), default=8, help="random cuts in each trial, beside those always made")
-    parser.add_argument("--workers", type=_numbers, default=(0, 2), help="numbers of worker processes, with commas between")
+    parser.add_argument("--workers", type=_numbers, default="0,2", help="numbers of worker processes, with commas between")
     parser.add_argument("--kills", type=AtLeast(0), default=2, help="workers killed with SIGKILL")
     parser.add_argument("--seed", type=AtLeast(0), default=0, help="of the cuts and kills")
     parser.set_defaults(run=_run, parser=parser)
