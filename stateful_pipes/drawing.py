@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from stateful_pipes.contract import NodeContract
 from stateful_pipes.nodes.external_source import ExternalSource
-from stateful_pipes.nodes.foreign import ForeignNode
+from stateful_pipes.nodes.foreign import ForeignNode, sources_of
 from stateful_pipes.nodes.index_filter import IndexFilter
 from stateful_pipes.nodes.mixer import Mixer
 from stateful_pipes.nodes.plain_sampler import PlainSamplerNode
@@ -94,11 +94,9 @@ class _Below(NamedTuple):
 
 
 def _below(node: NodeContract) -> list[_Below]:
-    if isinstance(node, ForeignNode):
-        return [_Below(one, "") for one in node.inner()]
     if isinstance(node, Mixer):
         return [_Below(*one) for one in zip(node.sources, _shares(node), strict=True)]
-    return [_Below(one, "") for one in node.sources]
+    return [_Below(one, "") for one in sources_of(node)]
 
 
 def _shares(mixer: Mixer[Any]) -> Iterator[str]:

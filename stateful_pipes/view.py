@@ -7,11 +7,12 @@ from typing import Any, Literal, NamedTuple
 
 from torch.utils.data import BatchSampler
 
+from stateful_pipes.contract import NodeContract
 from stateful_pipes.door import DatasetArguments, collate_of
 from stateful_pipes.drawing import chain, drawn, mermaid
 from stateful_pipes.node import Node
 from stateful_pipes.nodes.batcher import SeededBatcher
-from stateful_pipes.nodes.foreign import ForeignNode, walk_all
+from stateful_pipes.nodes.foreign import sources_of, walk_all
 from stateful_pipes.nodes.plain_sampler import PlainSamplerNode
 from stateful_pipes.nodes.sampler import SamplerNode
 from stateful_pipes.pipeline_state import state_at
@@ -147,10 +148,10 @@ class PipelineView:
     @property
     def _batcher(self) -> SeededBatcher[Any] | None:
         """The highest one that makes each item."""
-        node: Node[Any] = self._root
+        node: NodeContract = self._root
         while not isinstance(node, SeededBatcher):
-            below = list(node.inner()) if isinstance(node, ForeignNode) else node.sources
-            if len(below) != 1:
+            sources = sources_of(node)
+            if len(sources) != 1:
                 return None
-            node = below[0]
+            node = sources[0]
         return node

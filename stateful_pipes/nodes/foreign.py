@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
 from typing import Any
 
 from torchdata.nodes import BaseNode
 
 from stateful_pipes.caught import add_note
-from stateful_pipes.contract import NodeContract, walk
+from stateful_pipes.contract import NodeContract
 from stateful_pipes.encoding import decode, encode
 from stateful_pipes.errors import ResumableModeRequiredError, StatefulPipesError, StateMismatchError
 from stateful_pipes.fields import Rule, Scalar, counter, text
@@ -19,7 +19,7 @@ from stateful_pipes.node import Node
 from stateful_pipes.samplers import ResumableSampler
 from stateful_pipes.ticket import Mark, Ticket
 
-__all__ = ["ForeignNode", "as_node", "walk_all"]
+__all__ = ["ForeignNode", "as_node", "sources_of", "walk_all"]
 
 
 class ForeignNode(Node[Any]):
@@ -231,13 +231,16 @@ def _held(value: object, seen: set[int]) -> Iterator[BaseNode[Any]]:
             yield from _held(one, seen)
 
 
+def sources_of(node: NodeContract) -> Sequence[NodeContract]:
+    """The node's sources; of a foreign one the pipelines that it holds."""
+    return list(node.inner()) if isinstance(node, ForeignNode) else node.sources
+
+
 def walk_all(node: NodeContract) -> Iterator[NodeContract]:
     """As `walk`, and what foreign nodes hold as well."""
-    for one in walk(node):
-        if isinstance(one, ForeignNode):
-            for inner in one.inner():
-                yield from walk_all(inner)
-        yield one
+    for one in sources_of(node):
+        yield from walk_all(one)
+    yield node
 
 
 def as_node(source: object) -> Node[Any]:

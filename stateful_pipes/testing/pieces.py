@@ -14,9 +14,10 @@ from torch.utils.data import DataLoader
 from torchdata.nodes import BaseNode
 
 from stateful_pipes.caught import brief
+from stateful_pipes.contract import NodeContract
 from stateful_pipes.loader import StatefulDataLoader
 from stateful_pipes.nodes.flat_mapper import SeededFlatMapper
-from stateful_pipes.nodes.foreign import ForeignNode
+from stateful_pipes.nodes.foreign import sources_of
 from stateful_pipes.prefetch.prefetcher import ProcessPrefetcher, prefetchers_of
 from stateful_pipes.testing.comparison import Mismatch, first_mismatch
 from stateful_pipes.testing.surroundings import move_generators
@@ -88,12 +89,12 @@ def chosen_prefetcher(loader: StatefulDataLoader[Any]) -> ProcessPrefetcher[Any]
     for prefetcher in prefetchers_of(loader.pipeline):
         if prefetcher.num_workers:
             return prefetcher
-    node = loader.pipeline
+    node: NodeContract = loader.pipeline
     while not isinstance(node, ProcessPrefetcher):
-        below: list[Any] = list(node.inner()) if isinstance(node, ForeignNode) else list(node.sources)
-        if len(below) != 1 or isinstance(node, SeededFlatMapper):
+        sources = sources_of(node)
+        if len(sources) != 1 or isinstance(node, SeededFlatMapper):
             return None
-        node = below[0]
+        node = sources[0]
     return node
 
 
