@@ -15,7 +15,7 @@ from stateful_pipes.nodes.mixer import Mixer
 from stateful_pipes.nodes.plain_sampler import PlainSamplerNode
 from stateful_pipes.nodes.sampler import SamplerNode
 from stateful_pipes.prefetch.prefetcher import has_workers
-from stateful_pipes.progress import is_state
+from stateful_pipes.progress import states_in
 from stateful_pipes.wording import counted, short_repr, shortened
 
 __all__ = ["Branch", "branches", "chain", "drawn", "mermaid"]
@@ -128,22 +128,13 @@ def _inner_entries(node: ForeignNode, entries: _Entries) -> list[_Entries]:
     """What a foreign node's state holds of each pipeline in it; nothing where it is not plain which is whose."""
     tops = list(node.inner())
     state = json.loads(str(entries.get(node.name, {}).get("state", "null")))
-    found: list[_Entries] = [one["nodes"] for one in _states_in(state)]
+    found: list[_Entries] = [one["nodes"] for _, one in states_in(state)]
     alike = len(found) == len(tops) and all(_top_of(top) >= set(held) for top, held in zip(tops, found, strict=True))
     return found if alike else [{} for _ in tops]
 
 
 def _top_of(node: NodeContract) -> set[str]:
     return {node.name}.union(*(_top_of(source) for source in node.sources))
-
-
-def _states_in(value: Any) -> Iterator[Mapping[str, Any]]:
-    """The loaders' states within a JSON value."""
-    if is_state(value):
-        yield value
-    elif isinstance(value, (dict, list)):
-        for one in value.values() if isinstance(value, dict) else value:
-            yield from _states_in(one)
 
 
 def _place(node: NodeContract, process: str, boxes: dict[str, list[str]], arrows: list[str]) -> str:

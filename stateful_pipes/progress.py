@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, TypeGuard
 
 from stateful_pipes.errors import StateMismatchError
 from stateful_pipes.state import FORMAT
 from stateful_pipes.wording import counted
 
-__all__ = ["Count", "Progress", "is_state", "progress_of"]
+__all__ = ["Count", "Progress", "is_state", "progress_of", "states_in"]
 
 
 class Count(NamedTuple):
@@ -66,6 +66,22 @@ def is_state(value: object) -> TypeGuard[Mapping[str, Any]]:
         and _is_count(value.get("epoch"))
         and isinstance(value.get("nodes"), Mapping)
     )
+
+
+def states_in(value: object) -> Iterator[tuple[tuple[object, ...], Mapping[str, Any]]]:
+    """The loaders' states within a value, each with the keys that lead there; each object is looked at once."""
+    seen: set[int] = set()
+    todo: list[tuple[tuple[object, ...], object]] = [((), value)]
+    while todo:
+        path, one = todo.pop()
+        if id(one) in seen:
+            continue
+        if is_state(one):
+            yield path, one
+        elif isinstance(one, (Mapping, list, tuple)):
+            seen.add(id(one))
+            pairs = one.items() if isinstance(one, Mapping) else enumerate(one)
+            todo += reversed([((*path, key), below) for key, below in pairs if isinstance(below, (Mapping, list, tuple))])
 
 
 def progress_of(state: object) -> Progress:

@@ -33,7 +33,6 @@ __all__ = [
     "say",
     "shown",
     "shown_name",
-    "states_in",
     "step",
     "unreadable",
 ]
@@ -45,8 +44,6 @@ _SEAL_WORDS: Final = b"stateful_pipes sha256"
 
 NOTHING: Final = object()
 """Stands for what is not there."""
-
-Keys = tuple[object, ...]
 
 
 class Digits(str):
@@ -164,22 +161,6 @@ def _holding(value: object) -> str:
 # What is in it.
 
 
-def states_in(value: object) -> Iterator[tuple[Keys, Mapping[str, Any]]]:
-    """The loaders' states within a value, each with the keys that lead there; each object is looked at once."""
-    seen: set[int] = set()
-    todo: list[tuple[Keys, object]] = [((), value)]
-    while todo:
-        path, one = todo.pop()
-        if id(one) in seen:
-            continue
-        if is_state(one):
-            yield path, one
-        elif isinstance(one, (Mapping, list, tuple)):
-            seen.add(id(one))
-            pairs = one.items() if isinstance(one, Mapping) else enumerate(one)
-            todo += reversed([((*path, key), below) for key, below in pairs if isinstance(below, (Mapping, list, tuple))])
-
-
 def inner(node: Mapping[Any, Any], key: object) -> Any:
     """A field of a node's entry; of a node of another library, its own state as that gave it."""
     value = node[key]
@@ -197,7 +178,7 @@ def step(key: object) -> str:
     return f".{key}" if isinstance(key, str) and key.isidentifier() and key.isprintable() else f"[{shown(key)}]"
 
 
-def reading(path: Keys) -> str:
+def reading(path: tuple[object, ...]) -> str:
     """Keys one after the other, as a path."""
     return "".join(map(step, path)).removeprefix(".")
 

@@ -23,12 +23,11 @@ from stateful_pipes.cli.any_file import (
     say,
     shown,
     shown_name,
-    states_in,
     step,
     unreadable,
 )
 from stateful_pipes.cli.arguments import AtLeast, Commands, Formatter
-from stateful_pipes.progress import Progress, is_state, progress_of
+from stateful_pipes.progress import Progress, is_state, progress_of, states_in
 from stateful_pipes.wording import counted
 
 __all__ = ["add", "apart", "differences"]

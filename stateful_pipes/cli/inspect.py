@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final, TypeGuard
 
-from stateful_pipes.cli.any_file import NOTHING, AnyFile, inner, opened, reading, say, shown, shown_name, states_in, unreadable
+from stateful_pipes.cli.any_file import NOTHING, AnyFile, inner, opened, reading, say, shown, shown_name, unreadable
 from stateful_pipes.cli.arguments import AtLeast, Commands, Formatter
 from stateful_pipes.drawing import Branch, branches
-from stateful_pipes.progress import is_state, progress_of
+from stateful_pipes.progress import is_state, progress_of, states_in
 from stateful_pipes.wording import counted, listed
 
 __all__ = ["add", "told"]
