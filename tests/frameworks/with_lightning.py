@@ -15,13 +15,13 @@ from functools import partial
 import pytest
 import pytorch_lightning as pl
 import torch
-import torch.distributed as dist
 from pytorch_lightning.callbacks import ModelCheckpoint
-from pytorch_lightning.plugins.environments import LightningEnvironment
+from pytorch_lightning.plugins.environments import TorchElasticEnvironment
 from pytorch_lightning.strategies import DDPStrategy
 
 from stateful_pipes import InfiniteRandomSampler, StatefulDataLoader
-from tests.frameworks.runs import BATCH, LENGTH, STEPS, Log, data, in_processes, killed, shown
+from stateful_pipes.errors import ResumableBatchConfigurationError
+from tests.frameworks.runs import BATCH, LENGTH, STEPS, Log, data, in_processes, in_ranks, killed, shown
 
 # Lightning's advice, and torch's own deprecation under its hands.
 pytestmark = [
@@ -119,6 +119,8 @@ def test_saved_at_an_epoch_s_end_as_lightning_does_by_default(tmp_path):
     for epochs in range(1, EPOCHS):
         fit(tmp_path, f"from{epochs}", train_loader(), saving=saving(f"from{epochs}"), resumes=epochs * STEPS)
         assert Log(tmp_path / f"from{epochs}.log").read() == from_step(expected, epochs * STEPS)
+    fit(tmp_path, "reseeded", train_loader(seed=6), saving=saving("reseeded"), resumes=STEPS)
+    assert Log(tmp_path / "reseeded.log").read()[0] != from_step(expected, STEPS)[0]
 
 
 def from_step(lines, steps, accumulated=1):
@@ -190,24 +192,17 @@ def test_validation_moves_nothing(tmp_path, every, times):
         assert [line for line in found if line[0] != "val"] == [line for line in from_step(expected, step) if line[0] != "val"]
 
 
+def test_with_resume_the_first_validation_is_what_the_sanity_check_has_left(tmp_path):
+    fit(tmp_path, "whole", train_loader(), val=StatefulDataLoader(data(5), BATCH), model=Validated, max_epochs=2)
+    validated = [line[4] for line in Log(tmp_path / "whole.log").read() if line[0] == "val"]
+    assert validated == [[4], [0, 1], [2, 3], [4]]
+
+
 def test_a_second_fit_begins_anew(tmp_path):
     loader = train_loader()
     for name in ("first", "second"):
         fit(tmp_path, name, loader)
     assert Log(tmp_path / "second.log").read() == Log(tmp_path / "first.log").read()
-
-
-class Ranks(LightningEnvironment):
-    """Ranks that somebody else has started, and whose process group is up."""
-
-    creates_processes_externally = True
-
-    def __init__(self, rank):
-        super().__init__()
-        self._rank = rank
-
-    def local_rank(self):
-        return self._rank
 
 
 class DataParallel(Model):
@@ -221,27 +216,26 @@ class DataParallel(Model):
         assert self.trainer.train_dataloader is self.loader  # neither wrapped nor made anew
 
 
-def fit_rank(rank, folder, name, *, dies_at=None, resumes=None):
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store.{name}", rank=rank, world_size=2)
+def fit_rank(rank, folder, name, *, dies_at=None, resumes=None, loader=None):
     checkpoint = None if resumes is None else folder / "begun" / f"step={resumes}.ckpt"
     trainer = pl.Trainer(
         accelerator="cpu",
         devices=2,
-        strategy=DDPStrategy(cluster_environment=Ranks(rank)),
+        strategy=DDPStrategy(cluster_environment=TorchElasticEnvironment()),
         max_epochs=EPOCHS,
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
         callbacks=[ModelCheckpoint(folder / name, filename="{step}", every_n_train_steps=2, save_top_k=-1)],
     )
-    trainer.fit(DataParallel(Log(folder / f"{name}.{rank}.log"), dies_at), ckpt_path=checkpoint, weights_only=False)
+    trainer.fit(DataParallel(Log(folder / f"{name}.{rank}.log"), dies_at), loader, ckpt_path=checkpoint, weights_only=False)
 
 
 def test_data_parallel_killed_and_resumed(tmp_path):
     """Every rank's batches, and what is averaged over the ranks, are those of a training that was not killed."""
 
     def run(name, **given):
-        ended = in_processes(partial(fit_rank, folder=tmp_path, name=name, **given), 2)
+        ended = in_ranks(partial(fit_rank, folder=tmp_path, name=name, **given))
         return ended, [Log(tmp_path / f"{name}.{rank}.log").read() for rank in range(2)]
 
     ended, expected = run("reference")
@@ -259,3 +253,12 @@ def test_data_parallel_killed_and_resumed(tmp_path):
         ids = [i for whole in expected for line in whole if line[:2] == ["train", epoch] for i in line[3]]
         assert set(ids) == set(range(LENGTH))
         assert len(ids) == LENGTH + 1  # the ranks are padded to equally many
+
+
+def fit_early(rank, folder):
+    with pytest.raises(ResumableBatchConfigurationError, match="with Lightning in train_dataloader"):
+        fit_rank(rank, folder, "early", loader=train_loader())
+
+
+def test_a_loader_made_before_the_ranks_are_known_is_refused(tmp_path):
+    assert in_ranks(partial(fit_early, folder=tmp_path)) == [0, 0]

@@ -24,7 +24,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.stateful import Stateful
 
 from stateful_pipes import InfiniteRandomSampler, SamplerNode, SeededBatcher, SeededMapper, StatefulDataLoader
-from tests.frameworks.runs import BATCH, LENGTH, Log, data, in_processes, in_ranks, killed, shown
+from tests.frameworks.runs import BATCH, LENGTH, Log, data, in_ranks, killed, shown
 
 # torchtitan.
 
@@ -73,7 +73,7 @@ class TitanTrainer(Stateful):
 
 
 def titan_rank(rank, folder, name, dp_world_size, **given):
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store.{name}", rank=rank, world_size=2)
+    dist.init_process_group("gloo")
     loader = titan_loader(rank % dp_world_size, dp_world_size)
     TitanTrainer(loader, Log(folder / f"{name}.{rank}.log"), folder / ("other" if name == "reference" else "kept")).train(**given)
     dist.destroy_process_group()
@@ -84,7 +84,7 @@ def test_torchtitan_killed_and_resumed(tmp_path, dp_world_size):
     """Each rank of the data parallel group has its share; the others' loaders are alike."""
 
     def run(name, **given):
-        ended = in_processes(partial(titan_rank, folder=tmp_path, name=name, dp_world_size=dp_world_size, **given), 2)
+        ended = in_ranks(partial(titan_rank, folder=tmp_path, name=name, dp_world_size=dp_world_size, **given))
         return ended, [Log(tmp_path / f"{name}.{rank}.log").read() for rank in range(2)]
 
     ended, begun = run("begun", dies_at=11)
