@@ -141,7 +141,7 @@ def profile_with(**changes):
 
 VERDICTS = [
     ({}, 0.1, "The loop waits for data 60% of the time: the workers are busy 95% of the time, 75% of that in 'mapper'; try"),
-    ({}, 0.0, "No training step was made (--seconds-per-step), so the loop only waited, 300 ms a batch: the workers are busy 95%"),
+    ({}, 0.0, "No training step was made (--seconds-per-step), so the loop only waited, 300 ms a batch: the workers are busy 9"),
     ({"spans": [[(2, 3)], []]}, 0.1, "60% of the time: 1 of 2 workers made no batch, as they were still starting, perhaps"),
     ({"worker_use": 0.3}, 0.1, "60% of the time: yet the workers are idle 70% of it; try a larger prefetch_factor"),
     ({"waiting": 0.04}, 0.1, "The loop does not wait for data (4.0% of the time)."),
