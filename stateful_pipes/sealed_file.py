@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import re
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from os import PathLike
@@ -12,9 +13,10 @@ from typing import Any, BinaryIO, Final
 
 import torch
 
+from stateful_pipes.caught import brief
 from stateful_pipes.errors import CheckpointFileError
 
-__all__ = ["read_sealed", "write_sealed"]
+__all__ = ["read_sealed", "why_unreadable", "write_sealed"]
 
 _SEAL: Final = b"\nstateful_pipes sha256 "
 _SEAL_BYTES: Final = len(_SEAL) + 64
@@ -75,6 +77,12 @@ def read_sealed(path: str | PathLike[str], *, unsealed: bool = False, **load: An
             return torch.load(path if load.get("mmap") else file, **{**load, "weights_only": True})
         except OSError as error:  # a seek to where nothing is
             raise CheckpointFileError(f"torch cannot read it: {error}", remedy=remedy) from error
+
+
+def why_unreadable(error: Exception) -> str:
+    """What torch.load(weights_only=True) found, of its long text; the rest advises to run the code in the file."""
+    told = re.search(r"Unpickler error: ([^\n]*)", str(error))
+    return told[1] if told else brief(error).partition(". ")[0]
 
 
 def _culprit(state: Any, path: str = "state") -> str:

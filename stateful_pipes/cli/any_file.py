@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -19,7 +18,7 @@ from stateful_pipes.checkpoint import held_in
 from stateful_pipes.encoding import decode
 from stateful_pipes.errors import CheckpointFileError
 from stateful_pipes.progress import is_state
-from stateful_pipes.sealed_file import read_sealed
+from stateful_pipes.sealed_file import read_sealed, why_unreadable
 from stateful_pipes.training.checkpoint import TRAINING_STATE
 from stateful_pipes.wording import counted, short_repr, shortened
 
@@ -131,10 +130,7 @@ def _of_torch(path: str, size: int, *, is_archive: bool) -> AnyFile:
     except (OSError, MemoryError, CheckpointFileError):
         raise
     except Exception as error:  # whatever torch and pickle make of other bytes
-        # Of a long text this is what was found; the rest advises to run the code in the file.
-        told = re.search(r"Unpickler error: ([^\n]*)", str(error))
-        why = told[1] if told else brief(error).partition(". ")[0]
-        raise CheckpointFileError(f"torch.load(weights_only=True) cannot read it: {why}") from error
+        raise CheckpointFileError(f"torch.load(weights_only=True) cannot read it: {why_unreadable(error)}") from error
     if isinstance(value, Mapping) and TRAINING_STATE in value:
         kind = "paused training of stateful_pipes.training"
     else:

@@ -8,12 +8,12 @@ standard input and output are a conversation with `stateful_pipes.cli.demo_run`.
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import random
 import sys
 import time
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -156,9 +156,7 @@ class Training:
             "step": self.step,
             "log": self.log.tell(),
         }
-        buffer = io.BytesIO()
-        torch.save(state, buffer)
-        write_atomically(self.checkpoint, buffer.getvalue())
+        write_atomically(self.checkpoint, partial(torch.save, state))
 
     def restore(self) -> None:
         """Goes back to the last checkpoint; to the very start if there is none yet."""

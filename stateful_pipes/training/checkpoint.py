@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from os import PathLike
 from typing import Any, Final, TypedDict, cast
 
 import torch
 
-from stateful_pipes.caught import brief
 from stateful_pipes.checkpoint import write_atomically
 from stateful_pipes.errors import (
     CheckpointFileError,
@@ -20,7 +18,7 @@ from stateful_pipes.errors import (
     TrainingResumeDeviceMismatchError,
     TrainingResumeVersionMismatchError,
 )
-from stateful_pipes.sealed_file import read_sealed, write_sealed
+from stateful_pipes.sealed_file import read_sealed, why_unreadable, write_sealed
 from stateful_pipes.training.config import Signature, differences, signature_of
 from stateful_pipes.training.random_state import RandomState
 
@@ -148,9 +146,7 @@ def read_checkpoint(path: str | PathLike[str]) -> TrainingState:
     except CheckpointFileError as error:
         raise TrainingResumeCheckpointFormatError(f"{path}: {error.detail}", remedy=error.remedy) from error
     except Exception as error:  # whatever torch and pickle make of other bytes
-        # Of a long text this is what was found; the rest advises to run the code in the file.
-        told = re.search(r"Unpickler error: ([^\n]*)", str(error))
-        detail = f"{path}: torch.load(weights_only=True) cannot read it ({told[1] if told else brief(error)})"
+        detail = f"{path}: torch.load(weights_only=True) cannot read it ({why_unreadable(error)})"
         raise TrainingResumeCheckpointFormatError(detail, remedy=remedy) from error
     state = whole.get(TRAINING_STATE) if isinstance(whole, Mapping) else None
     if not isinstance(state, Mapping) or state.get("format") != _FORMAT:
