@@ -42,5 +42,5 @@ def short_repr(value: object, most: int = 80) -> str:
     try:
         text = repr(value)
     except Exception:  # an integer of more digits than Python prints, or an object of anybody's
-        return f"a {type(value).__name__}"
+        return f"a value of type {type(value).__name__}"
     return shortened(" ".join(map(str.strip, text.splitlines())), most)

@@ -557,7 +557,7 @@ def test_cycles_of_other_lengths_end():
 def test_a_mismatch_is_one_short_line():
     mismatch = first_mismatch({"a": "x\n" * 500}, {"a": Broken()})
     assert str(mismatch).startswith("['a']: expected 'x\\nx")
-    assert str(mismatch).endswith("..., found a Broken")
+    assert str(mismatch).endswith("..., found a value of type Broken")
     assert len(str(mismatch)) < 300
     assert "\n" not in str(first_mismatch(torch.nn.Linear(1, 1), 1))
     assert str(first_mismatch([1], [2])) == "[0]: expected 1, found 2"
