@@ -28,6 +28,7 @@ from stateful_pipes.cli.any_file import (
 )
 from stateful_pipes.cli.arguments import AtLeast, Commands, Formatter
 from stateful_pipes.progress import Progress, is_state, progress_of, states_in
+from stateful_pipes.testing.comparison import bits_of
 from stateful_pipes.wording import counted
 
 __all__ = ["add", "apart", "differences"]
@@ -201,20 +202,12 @@ def _differing(one: Any, other: Any) -> str:
             parts = [(one._indices(), other._indices()), (one._values(), other._values())]
             return "differ" if any(a.shape != b.shape or _differing(a, b) for a, b in parts) else ""
         size = one.nbytes // max(1, one.itemsize)
-        count = int((_bits(one) != _bits(other)).reshape(size, -1).any(1).sum()) if size else 0
+        count = int((bits_of(one) != bits_of(other)).any(axis=1).sum()) if size else 0
         return f"differ in {count:,} of {counted(size, 'value')}" if count else ""
     except Exception as error:  # a quantized one, one without content
         with suppress(Exception):
             return "" if torch.equal(one, other) else "differ"
         return f"not compared ({type(error).__name__})"
-
-
-def _bits(value: Any) -> torch.Tensor:
-    """Its bytes; of a tensor in a mapped file without a copy."""
-    if isinstance(value, np.ndarray):
-        return torch.frombuffer(bytearray(value.tobytes()), dtype=torch.uint8)
-    flat: torch.Tensor = value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    return flat.view(torch.uint8)
 
 
 # How far apart.

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from stateful_pipes.wording import short_repr
 
-__all__ = ["Mismatch", "first_mismatch"]
+__all__ = ["Mismatch", "bits_of", "first_mismatch"]
 
 _PLAIN: Final = (bool, int, float, complex, str, bytes, type(None))
 _PER_CHANNEL: Final = (torch.per_channel_affine, torch.per_channel_affine_float_qparams)
@@ -110,7 +110,7 @@ def _is_equal_leaf(expected: Any, found: Any) -> bool | None:
     if isinstance(expected, torch.Tensor):
         if not (_has_bits(expected) and _has_bits(found)):
             return None
-        return _is_alike(expected, found) and np.array_equal(_bits(expected), _bits(found))
+        return _is_alike(expected, found) and np.array_equal(bits_of(expected), bits_of(found))
     if isinstance(expected, (np.ndarray, np.generic)):
         return _is_alike(expected, found) and (None if expected.dtype.hasobject else expected.tobytes() == found.tobytes())
     if isinstance(expected, (enum.Enum, torch.dtype, torch.layout)):
@@ -270,8 +270,8 @@ def _is_alike(expected: Any, found: Any) -> bool:
     return bool(expected.dtype == found.dtype and expected.shape == found.shape)
 
 
-def _bits(value: torch.Tensor | npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    """Of shape (elements, bytes of each)."""
+def bits_of(value: torch.Tensor | npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """Its bytes, of shape (elements, bytes of each); of a plain tensor on the CPU without a copy."""
     if isinstance(value, np.ndarray):
         return np.frombuffer(value.tobytes(), np.uint8).reshape(value.size, value.dtype.itemsize)
     plain = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
@@ -283,9 +283,9 @@ def _bits(value: torch.Tensor | npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
 def _told_apart(expected: Any, found: Any) -> tuple[str, str]:
     """Both as text; of two tensors or arrays of one kind, their first elements that differ."""
     if isinstance(expected, (torch.Tensor, np.ndarray)) and _is_alike(expected, found):
-        differ = np.flatnonzero((_bits(expected) != _bits(found)).any(axis=1))
+        differ = np.flatnonzero((bits_of(expected) != bits_of(found)).any(axis=1))
         place = tuple(int(index) for index in np.unravel_index(differ[0], tuple(expected.shape))) if expected.shape else ()
-        where = f"at {list(place)}, the first of {len(differ)} of {len(_bits(expected))} that differ"
+        where = f"at {list(place)}, the first of {len(differ)} of {len(bits_of(expected))} that differ"
         return f"{expected[place].item()!r} {where}", repr(found[place].item())
     return _shown(expected), _shown(found)
 
