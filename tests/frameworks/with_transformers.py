@@ -64,20 +64,17 @@ class DiesSaving(TrainerCallback):
 
 
 class SavesLoader(TrainerCallback):
-    def __init__(self, loader):
-        self.loader = loader
-
-    def on_save(self, args, state, control, **given):
+    def on_save(self, args, state, control, train_dataloader, **given):
         args.distributed_state.wait_for_everyone()  # each rank writes files of its own
         if args.should_save:  # the loader's state is the same on all
-            self.loader.checkpoint(Path(args.output_dir) / f"checkpoint-{state.global_step}" / FILE)
+            train_dataloader.checkpoint(Path(args.output_dir) / f"checkpoint-{state.global_step}" / FILE)
 
 
 class ResumingTrainer(Trainer):
     """What a user writes: the loader is made with the checkpoint's state, and saved into the Trainer's checkpoints."""
 
     def __init__(self, model, args, loader, dies_saving):
-        super().__init__(model, args, callbacks=[DiesSaving(dies_saving), SavesLoader(loader)])
+        super().__init__(model, args, callbacks=[DiesSaving(dies_saving), SavesLoader()])
         self.loader = loader
 
     def get_train_dataloader(self):
