@@ -21,37 +21,19 @@ def run(name, *arguments):
     return done.stdout.splitlines()
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("results")
-
-
-@pytest.fixture(scope="module", params=QUESTIONS)
-def smoke(request, folder):
-    path = folder / f"{request.param}.json"
-    return request.param, run(request.param, "--smoke", "--json", path), json.loads(path.read_text())
-
-
 def test_every_benchmark_is_among_those_that_run():
     with_main = {path.stem for path in BENCHMARKS.glob("*.py") if "def main(" in path.read_text()}
     assert set(QUESTIONS) == with_main - {"plot"}
     assert {"throughput", "peers_throughput", "limit", "resume"} <= with_main
 
 
-def test_the_table_has_a_whole_line_for_each_figure_of_the_json(smoke):
-    name, printed, found = smoke
-    head = next(number for number, line in enumerate(printed) if HEADER.fullmatch(line.strip()))
-    lines = [LINE.fullmatch(line) for line in printed[head + 1 : head + 1 + len(found["figures"])]]
-    assert all(lines), printed
-    assert [(line[1], line[2], int(line[3])) for line in lines] == [
-        (figure["what"], figure["unit"], len(figure["values"])) for figure in found["figures"]
-    ]
-    assert len({(figure["what"], figure["unit"]) for figure in found["figures"]}) == len(lines)
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_it_runs_and_reports_its_figures(name, tmp_path):
+    path = tmp_path / f"{name}.json"
+    printed = run(name, "--smoke", "--json", path)
+    found = json.loads(path.read_text())
+    check_table(printed, found["figures"])
     assert found["benchmark"] == name
-
-
-def test_the_json_has_what_its_figures_depend_on(smoke):
-    found = smoke[2]
     assert found["versions"].keys() >= {"python", "numpy", "torch", "torchdata", "stateful_pipes"}
     assert found["cores"] >= 1
     assert found["commit"]
@@ -59,11 +41,27 @@ def test_the_json_has_what_its_figures_depend_on(smoke):
     for figure in found["figures"]:
         assert figure["lower"] <= figure["median"] <= figure["upper"]
         assert (figure["reached"] is None) == (figure["target"] is None)
+    if name == "throughput":
+        drawn = run("plot", "--results", tmp_path)
+        assert {str(tmp_path / "throughput.png"), str(tmp_path / "cpu.png")} <= set(drawn)
+        assert all(Path(path).read_bytes().startswith(b"\x89PNG") for path in drawn)
 
 
-def test_the_docstring_gives_the_command_and_a_place_for_the_table(smoke):
-    text = (BENCHMARKS / f"{smoke[0]}.py").read_text().split('"""')[1]
-    assert f"python benchmarks/{smoke[0]}.py" in text
+def check_table(printed, figures):
+    """It has a whole line for each figure of the JSON."""
+    head = next(number for number, line in enumerate(printed) if HEADER.fullmatch(line.strip()))
+    lines = [LINE.fullmatch(line) for line in printed[head + 1 : head + 1 + len(figures)]]
+    assert all(lines), printed
+    assert [(line[1], line[2], int(line[3])) for line in lines] == [
+        (figure["what"], figure["unit"], len(figure["values"])) for figure in figures
+    ]
+    assert len({(figure["what"], figure["unit"]) for figure in figures}) == len(lines)
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_the_docstring_gives_the_command_and_a_place_for_the_table(name):
+    text = (BENCHMARKS / f"{name}.py").read_text().split('"""')[1]
+    assert f"python benchmarks/{name}.py" in text
     assert "[--json PATH] [--smoke]" in text
     assert re.search(r"^Latest.*:$", text, re.MULTILINE)
 
@@ -78,10 +76,3 @@ def test_a_table_in_a_docstring_is_whole_and_the_one_in_the_readme(name):
         assert lines
         assert all(map(LINE.fullmatch, lines))
         assert "\n".join(shown) in (BENCHMARKS / "README.md").read_text()
-
-
-@pytest.mark.parametrize("smoke", ["throughput"], indirect=True)
-def test_the_plots_are_drawn_from_the_json(smoke, folder):
-    drawn = run("plot", "--results", folder)
-    assert {str(folder / "throughput.png"), str(folder / "cpu.png")} <= set(drawn)
-    assert all(Path(path).read_bytes().startswith(b"\x89PNG") for path in drawn)

@@ -11,16 +11,12 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-import pytest
-
 from tests.integration import elastic_training
 from tests.integration.elastic_training import EPOCHS, STREAMS, loader_of
 
 LIMIT = 180  # seconds for one torchrun, which takes about ten; nothing else waits for time
 WORLD_SIZES = [4, 2, 3]
 TAMPERED = 1
-
-each_stream = pytest.mark.parametrize("stream", STREAMS)
 
 
 def stat(pid):
@@ -167,64 +163,46 @@ def check_model(lives):
     assert last == [last[0]] * len(last)
 
 
-@pytest.fixture(scope="module")
-def changing(tmp_path_factory):
+def test_other_numbers_of_ranks_go_on_with_the_stream_of_one(tmp_path):
     """4 ranks, all killed; 2 ranks, all killed; 3 ranks, to the end."""
-    folder = tmp_path_factory.mktemp("changing")
     for life, (ranks, hang_at) in enumerate(zip(WORLD_SIZES, [3, 9, None], strict=True)):
         hang = [] if hang_at is None else ["--hang-at", hang_at]
         tampered = ["--tampered", TAMPERED] if life == 1 else []
-        with Torchrun(folder, life, ranks, "--workers", 1, *hang, *tampered) as run:
+        with Torchrun(tmp_path, life, ranks, "--workers", 1, *hang, *tampered) as run:
             if hang_at is None:
                 assert run.finish() == 0, run.shown()
             else:
                 run.read_until("hangs")
                 assert run.kill() == ranks, run.shown()
                 assert run.finish() == -signal.SIGKILL, run.shown()
-    return lives_of(folder)
+    lives = lives_of(tmp_path)
+    assert [len(ranks) for ranks in lives] == WORLD_SIZES
+    assert [told(ranks, "world_size") for ranks in lives] == [[[size]] * size for size in WORLD_SIZES]
+    assert [told(ranks, "loaded")[0] for ranks in lives] == [[0], [2], [8]]
+    for stream in STREAMS:
+        assert check_stream(lives, stream) > 0  # somewhere the epoch did not divide by the ranks
+        check_tampered(lives[1], stream)
+    check_model(lives)
+    assert len({tuple(steps) for steps in told(lives[-1], "step")}) == 1  # at which the ranks end
 
 
-@pytest.fixture(scope="module")
-def restarted(tmp_path_factory):
-    """3 ranks, one of which is killed; torchrun ends the others and starts them all again."""
-    folder = tmp_path_factory.mktemp("restarted")
-    with Torchrun(folder, 0, 3, "--die-at", 5, max_restarts=2) as run:
-        assert run.finish() == 0, run.shown()
-    return lives_of(folder)
-
-
-@each_stream
-def test_other_numbers_of_ranks_go_on_with_the_stream_of_one(changing, stream):
-    assert [len(ranks) for ranks in changing] == WORLD_SIZES
-    assert [told(ranks, "world_size") for ranks in changing] == [[[size]] * size for size in WORLD_SIZES]
-    assert [told(ranks, "loaded")[0] for ranks in changing] == [[0], [2], [8]]
-    assert check_stream(changing, stream) > 0  # somewhere the epoch did not divide by the ranks
-
-
-def test_the_model_goes_on_with_the_loader(changing):
-    check_model(changing)
-
-
-def test_the_ranks_end_at_the_same_step(changing):
-    assert len({tuple(steps) for steps in told(changing[-1], "step")}) == 1
-
-
-@each_stream
-def test_a_rank_whose_state_was_tampered_with_is_named_on_all(changing, stream):
-    found = [[entry for entry in log if entry.get("tampered") == stream] for log in changing[1]]
+def check_tampered(ranks, stream):
+    """A rank whose state was tampered with was named on all."""
+    found = [[entry for entry in log if entry.get("tampered") == stream] for log in ranks]
     for (entry,) in found:
         assert not entry["changed"]
         assert "ranks [1] were given another one than ranks [0]; load the same on all\n  rank 1: sampler.seed" in entry["told"]
     assert found[0] == found[1]
 
 
-@each_stream
-def test_torchrun_restarts_all_ranks_and_the_stream_is_the_same(restarted, stream):
-    assert [len(ranks) for ranks in restarted] == [3, 3]
-    assert [told(ranks, "loaded") for ranks in restarted] == [[[0]] * 3, [[4]] * 3]
-    assert max(told(restarted[0], "step")[1]) == 4  # of the next one, rank 1 consumed nothing
-    check_stream(restarted, stream)
-
-
-def test_the_model_goes_on_after_torchruns_restart(restarted):
-    check_model(restarted)
+def test_torchrun_restarts_all_ranks_and_the_stream_is_the_same(tmp_path):
+    """3 ranks, one of which is killed; torchrun ends the others and starts them all again."""
+    with Torchrun(tmp_path, 0, 3, "--die-at", 5, max_restarts=2) as run:
+        assert run.finish() == 0, run.shown()
+    lives = lives_of(tmp_path)
+    assert [len(ranks) for ranks in lives] == [3, 3]
+    assert [told(ranks, "loaded") for ranks in lives] == [[[0]] * 3, [[4]] * 3]
+    assert max(told(lives[0], "step")[1]) == 4  # of the next one, rank 1 consumed nothing
+    for stream in STREAMS:
+        check_stream(lives, stream)
+    check_model(lives)
