@@ -70,13 +70,13 @@ def in_processes(work, count=1):
 
 
 def in_ranks(work, count=2):
-    """Calls work(rank) in ranks whose process group is still to be made; this process holds its store, as torchrun does."""
+    """Calls work(rank) in ranks whose process group is still to be made, with torchrun's environment; its store is held here."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
     def ranked(rank):
         ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
         place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": store.port, "TORCHELASTIC_USE_AGENT_STORE": True}
-        os.environ.update({name: str(value) for name, value in {**ranks, **place}.items()})
+        os.environ.update({name: str(value) for name, value in {**ranks, **place, "OMP_NUM_THREADS": 1}.items()})
         work(rank)
 
     return in_processes(ranked, count)

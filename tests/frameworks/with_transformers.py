@@ -157,9 +157,10 @@ def train_rank(rank, ranks, folder, name, **given):
 
 
 @pytest.mark.parametrize(
-    ("dies", "batches", "step"), [({"dies_at": 10}, 10, 8), ({"dies_saving": 8}, 8, 4)], ids=["step", "save"]
+    ("ranks", "dies", "batches", "step"),
+    [(1, {"dies_at": 10}, 10, 8), (1, {"dies_saving": 8}, 8, 4), (2, {"dies_saving": 8}, 8, 4)],
+    ids=["in a step", "saving", "two saving"],
 )
-@pytest.mark.parametrize("ranks", [1, 2])
 def test_killed_within_an_epoch_and_resumed(tmp_path, ranks, dies, batches, step):
     """In a step, or before the loader's part of a checkpoint is written, which is then none."""
     kept = tmp_path / "kept"
