@@ -46,7 +46,8 @@ class DealingNode(Node[T_co]):
             raise ResumableBatchConfigurationError(
                 "it was made before torch.distributed was initialised, and gives each rank everything",
                 node=self.name,
-                remedy="Make it after init_process_group (with Lightning in train_dataloader), or with rank and world_size",
+                remedy="Make it after init_process_group (after Accelerate's Accelerator or transformers' TrainingArguments; "
+                "with Lightning in train_dataloader), or with rank and world_size",
             )
 
     def leaves_none(self, items: str) -> NoReturn:
