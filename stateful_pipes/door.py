@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import IterableDataset, MapDataPipe, default_collate, default_convert
 
-from stateful_pipes.errors import ResumableModeRequiredError
+from stateful_pipes.errors import ResumableBatchConfigurationError, ResumableModeRequiredError
 from stateful_pipes.node import Node
 from stateful_pipes.nodes.batcher import SeededBatcher
 from stateful_pipes.nodes.mapper import SeededMapper
@@ -21,7 +21,7 @@ from stateful_pipes.prefetch.prefetcher import ProcessPrefetcher
 from stateful_pipes.rng import GLOBAL_GENERATORS, Rng, as_seed, draw_seed
 from stateful_pipes.samplers import OrderCursor, RandomSampler, ResumableBatchSampler, SequentialSampler, as_resumable
 
-__all__ = ["DatasetArguments", "build", "collate_of", "refuse_arguments"]
+__all__ = ["DatasetArguments", "build", "collate_of", "refuse_another_length", "refuse_arguments"]
 
 
 class DatasetArguments(NamedTuple):
@@ -172,6 +172,17 @@ def _pins(a: DatasetArguments) -> bool:
         warnings.warn("pin_memory=True, but there is no accelerator: memory is not pinned", UserWarning, stacklevel=5)
         return False
     return a.pin_memory
+
+
+def refuse_another_length(a: DatasetArguments, order: Any) -> None:
+    """Raises ResumableBatchConfigurationError if the dataset is no longer as long as the order that was made for it."""
+    if a.sampler is None and a.batch_sampler is None and len(a.dataset) != order.length:
+        raise ResumableBatchConfigurationError(
+            "the dataset has another length than when the loader was made",
+            expected=order.length,
+            found=len(a.dataset),
+            remedy="Make another loader",
+        )
 
 
 def refuse_arguments(given: DatasetArguments, in_order: bool) -> None:

@@ -13,7 +13,7 @@ from torchdata.nodes import BaseNode
 
 from stateful_pipes.agreement import check_agreement, keeping_nobody_waiting
 from stateful_pipes.checkpoint import dumps, held_in, write_atomically
-from stateful_pipes.door import DatasetArguments, build, refuse_arguments
+from stateful_pipes.door import DatasetArguments, build, refuse_another_length, refuse_arguments
 from stateful_pipes.errors import NodeAttachedError, ResumableModeRequiredError
 from stateful_pipes.iterator import LoaderIterator
 from stateful_pipes.moves import PipelineMoves
@@ -57,7 +57,8 @@ class StatefulDataLoader(PipelineView, PipelineMoves, Generic[T_co]):
         multiprocessing_context: Start method or context; None for multiprocessing's own default.
         generator: The order's seed is drawn from it once, and all seeds if `seed` is not given. It is not used again.
         prefetch_factor: Batches ahead for each worker, on into the next epoch; 2 by default.
-        persistent_workers: Both values mean the same: workers live on, and see a changed dataset only after `close()`.
+        persistent_workers: Both values mean the same: workers live on, and see what a changed dataset holds only after
+            `close()`; one of another length needs another loader.
         pin_memory_device: As torch's.
         in_order: Only True: a position has a meaning in order only.
         seed: From 0 to 2**64 - 1, the same on all ranks; drawn once from torch's CPU generator if left out, kept in the state.
@@ -178,7 +179,10 @@ class StatefulDataLoader(PipelineView, PipelineMoves, Generic[T_co]):
         Raises:
             LoaderFailedError: an earlier error is still to be cleared by `close` or a load.
             NodeAttachedError: after `close`, the sampler or node was given to another loader.
+            ResumableBatchConfigurationError: the dataset has grown or shrunk.
         """
+        if self._arguments is not None:
+            refuse_another_length(self._arguments, self.sampler)
         self._root.attach_loader(self)
         self._root.open()
         if not self._resumable:

@@ -48,6 +48,7 @@ MIX: Final = 5
 PRIVATE: Final = 6
 
 _MASK = 2**64 - 1
+_INT64 = 2**63 - 1
 _NOTHING_TO_PRESERVE = nullcontext()
 _GOLDEN = 0x9E3779B97F4A7C15
 _MIX1 = 0xBF58476D1CE4E5B9
@@ -138,7 +139,8 @@ def seeder(names: tuple[GlobalGenerator, ...]) -> Callable[[int], None]:
     """A function that seeds the named global generators from one 64-bit seed.
 
     Python takes all 64 bits. NumPy's scalar seeding and torch's CPU engine use 32: they get different halves, so that
-    two samples agree in both with a chance of 2**-64 only. CUDA generators are not touched: `torch.manual_seed`
+    two samples agree in both with a chance of 2**-64 only. torch's is cut to what an int64 tensor can hold, as that of torch's
+    own workers is: functions collate `torch.initial_seed()`. CUDA generators are not touched: `torch.manual_seed`
     would, hence the default generator's own method. `random.seed` looks for other kinds of seeds first, which takes a
     quarter of its time: its C engine is seeded at once, and the Gaussian that it may hold dropped, as it would do.
     """
@@ -152,7 +154,7 @@ def seeder(names: tuple[GlobalGenerator, ...]) -> Callable[[int], None]:
         seed_python(seed)
         instance.gauss_next = None
         seed_numpy(seed >> 32)
-        seed_torch(seed)
+        seed_torch(seed & _INT64)
 
     def seed_some(seed: int) -> None:
         if python:
@@ -161,7 +163,7 @@ def seeder(names: tuple[GlobalGenerator, ...]) -> Callable[[int], None]:
         if numpy:
             seed_numpy(seed >> 32)
         if torch_:
-            seed_torch(seed)
+            seed_torch(seed & _INT64)
 
     return seed_all if len(names) == len(GLOBAL_GENERATORS) else seed_some
 

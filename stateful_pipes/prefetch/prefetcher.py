@@ -8,6 +8,7 @@ from collections.abc import Callable
 from multiprocessing.context import BaseContext
 from typing import Any, NamedTuple, TypeGuard, TypeVar
 
+import numpy as np
 from torchdata.nodes import BaseNode
 
 from stateful_pipes.contract import NodeContract, walk
@@ -96,14 +97,14 @@ class ProcessPrefetcher(Node[T_co]):
         self.num_workers = as_integer("num_workers", num_workers, 0)
         self.prefetch_factor = as_integer("prefetch_factor", prefetch_factor, 1)
         self.context = context_of(multiprocessing_context)
-        if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
+        if isinstance(timeout, bool) or not isinstance(timeout, (int, float, np.integer, np.floating)):
             raise TypeError(f"timeout must be a number of seconds, got {timeout!r}")
         if not (timeout >= 0 and math.isfinite(timeout)):
             raise ValueError(f"timeout must be at least 0 and finite, got {timeout}")
         if worker_init_fn is not None and not callable(worker_init_fn):
             raise TypeError(f"worker_init_fn must be callable, got {worker_init_fn!r}")
         self.worker_init_fn = worker_init_fn
-        self.timeout = timeout
+        self.timeout = float(timeout)
         self.max_restarts = as_integer("max_restarts", max_restarts, 0)
         below = as_node(source)
         if self.num_workers and any(map(has_workers, walk(below))):

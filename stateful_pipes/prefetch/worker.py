@@ -163,10 +163,9 @@ def state_of(pid: int | None) -> str:
 
 def _prepare(job: Job) -> None:
     """What torch's own workers do at their start: seeds of their own for whatever draws unseeded, worker info, init."""
-    seed = derive(job.seed, WORKER, job.worker_id)
-    seeder(GLOBAL_GENERATORS)(seed)
+    seeder(GLOBAL_GENERATORS)(derive(job.seed, WORKER, job.worker_id))
     torch_worker._worker_info = torch_worker.WorkerInfo(
-        id=job.worker_id, num_workers=job.num_workers, seed=seed >> 1, dataset=job.dataset
+        id=job.worker_id, num_workers=job.num_workers, seed=torch.initial_seed(), dataset=job.dataset
     )
     if job.worker_init_fn is not None:
         job.worker_init_fn(job.worker_id)

@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch.utils.data import Sampler
 
 from stateful_pipes.errors import ResumableBatchConfigurationError
@@ -50,8 +51,9 @@ class Order(Protocol):
 
 
 def is_order(value: object) -> bool:
-    """Whether a value follows the protocol; torch's SubsetRandomSampler has indices, too, but a list of them."""
-    return isinstance(value, Order) and not isinstance(value, type) and callable(value.indices)
+    """Whether a value follows the protocol; torch's SubsetRandomSampler has indices, too, but a list of them, and its tensors
+    other ones."""
+    return isinstance(value, Order) and not isinstance(value, (type, torch.Tensor)) and callable(value.indices)
 
 
 def as_array(positions: range) -> npt.NDArray[np.int64]:

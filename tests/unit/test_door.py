@@ -318,7 +318,13 @@ def test_a_foreign_batch_sampler(batch_sampler):
 
 @pytest.mark.parametrize(
     "sampler",
-    [TorchSequentialSampler(DATASET), torch.utils.data.RandomSampler(DATASET), torch.utils.data.SubsetRandomSampler([1]), [1, 2]],
+    [
+        TorchSequentialSampler(DATASET),
+        torch.utils.data.RandomSampler(DATASET),
+        torch.utils.data.SubsetRandomSampler([1]),
+        [1, 2],
+        torch.arange(2),
+    ],
     ids=lambda sampler: type(sampler).__name__,
 )
 def test_a_foreign_sampler(sampler):
@@ -340,6 +346,18 @@ def test_a_subclass_of_a_sampler(base):
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_an_empty_dataset(dataset, shuffle):
     assert "nothing to sample from" in refused(ResumableBatchConfigurationError, dataset, shuffle=shuffle)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("resumable", [False, True])
+@pytest.mark.parametrize("change", [lambda dataset: dataset.append(3), lambda dataset: dataset.pop()], ids=["grown", "shrunk"])
+def test_a_dataset_of_another_length_than_before(change, resumable, num_workers):
+    dataset = [0, 1, 2]
+    with StatefulDataLoader(dataset, num_workers=num_workers, resumable=resumable) as loader:
+        assert len(list(loader)) == 3
+        change(dataset)
+        with pytest.raises(ResumableBatchConfigurationError, match=f"expected 3, found {len(dataset)}.*Make another loader"):
+            iter(loader)
 
 
 def test_settings_without_a_batch():

@@ -10,6 +10,7 @@ import os
 import signal
 import threading
 
+import numpy as np
 import pytest
 import torch
 import torchdata.nodes as tn
@@ -429,6 +430,11 @@ def test_the_start_method_is_multiprocessing_s_own_by_default():
 def test_wrong_arguments(kwargs, error, words):
     with pytest.raises(error, match=words):
         ProcessPrefetcher(SamplerNode(SequentialSampler(3)), **{"num_workers": 1, **kwargs})
+
+
+@pytest.mark.parametrize("timeout", [3, 0.5, np.int64(3), np.float32(0.5)], ids=repr)
+def test_a_timeout_is_any_number_of_seconds(timeout):
+    assert ProcessPrefetcher(SamplerNode(SequentialSampler(3)), 1, timeout=timeout).timeout == timeout
 
 
 def test_a_source_is_a_node():

@@ -187,6 +187,15 @@ def test_numpy_and_torch_take_different_halves():
     assert draws[1][2] == draws[1 << 32 | 1][2] != draws[2][2]
 
 
+def test_torch_s_initial_seed_fits_a_tensor_and_its_draws_are_those_of_the_seed():
+    with preserved(ALL):
+        seeder(GLOBAL_GENERATORS)(2**64 - 1)
+        assert torch.tensor(torch.initial_seed()).item() == 2**63 - 1
+        found = torch.rand(1000)
+        torch.default_generator.manual_seed(2**64 - 1)
+        assert torch.equal(found, torch.rand(1000))
+
+
 def test_the_cached_gaussian_is_kept():
     with preserved(ALL):
         np.random.seed(0)
