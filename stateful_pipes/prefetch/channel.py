@@ -1,9 +1,9 @@
 """Python objects over a SEQPACKET socket: one atomic packet each, so that any number of processes may share an end.
 
-A message is a body and large buffers. The body is a pickle (protocol 5) with its small buffers and a directory that gives
-each buffer's place: in the body, in the task's slot, or, what does not fit, in a memory file whose descriptor the packet
-carries. What is small travels in the packet, so that a kept label holds no slot, but it and the batch's other small
-buffers; what is large is viewed where it lies, by the receiver's tensors and arrays, and lives as long as the last of them.
+A message is a body and large buffers. The body is a pickle (protocol 5) with its small buffers, and before it a directory
+that gives each large one's place: in the task's slot, or, what does not fit, in a memory file whose descriptor the packet
+carries. What is small travels in the packet, so that a kept label holds no slot, but itself alone; what is large is viewed
+where it lies, by the receiver's tensors and arrays, and lives as long as the last of them.
 """
 
 from __future__ import annotations
@@ -29,9 +29,8 @@ _PACKET = 16 * 1024
 _DONTWAIT = int(socket.MSG_DONTWAIT)
 _RECEIVING = int(socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC)
 _TRUNCATED = int(socket.MSG_CTRUNC)
-# Task, slot and whether anything lies there; the body's memory, offset and length; in it, the number of buffers, and
-# where the pickle begins, which is last.
-_HEAD = struct.Struct("<qq?qqqqq")
+# Task, slot and whether anything lies there; the body's memory, offset and length; the number of large buffers.
+_HEAD = struct.Struct("<qq?qqqq")
 # A buffer's memory, offset and length.
 _ENTRY = struct.Struct("<qqq")
 _HERE, _SLOT, _FILE = range(3)
@@ -65,19 +64,27 @@ def pack(value: object, slot: Slot | None = None, *, task: int = -1, number: int
         Exception: whatever pickle raises for an object that it cannot take.
     """
     stream = io.BytesIO()
-    buffers: list[pickle.PickleBuffer] = []
-    TensorPickler(stream, protocol=5, buffer_callback=buffers.append).dump(value)
+    large: list[memoryview] = []
+
+    def is_small(buffer: pickle.PickleBuffer) -> bool:
+        data = buffer.raw()
+        if data.nbytes > SMALL_BYTES:
+            large.append(data)
+            return False
+        return True  # which leaves it to the pickle
+
+    TensorPickler(stream, protocol=5, buffer_callback=is_small).dump(value)
     body: bytes = stream.getvalue()
-    start, size = 0, len(body)
+    size = len(body)
     stored = _Stored(slot)
-    if buffers:
-        size += sum([buffer.raw().nbytes for buffer in buffers])
-        body, start = _with_buffers(body, buffers, stored)
+    if large:
+        size += sum([data.nbytes for data in large])
+        body = b"".join([_ENTRY.pack(*stored.add(data), data.nbytes) for data in large]) + body
     memory, offset, length = _HERE, 0, len(body)
     if length > _PACKET - _HEAD.size:
         (memory, offset), body = stored.add(memoryview(body)), b""
     number, is_used = (number, False) if slot is None else (slot.number, slot.is_used)
-    head = _HEAD.pack(task, number, is_used, memory, offset, length, len(buffers), start)
+    head = _HEAD.pack(task, number, is_used, memory, offset, length, len(large))
     return Message(head, body, stored.spilled, size)
 
 
@@ -131,15 +138,14 @@ class Parcel(NamedTuple):
                 arena.give_back(self.number)
         if isinstance(self.file, Exception):
             raise self.file
-        memory, offset, length, count, start = self.layout
-        memories: list[Any] = [memoryview(self.packet)[_HEAD.size :], slot, self.file]
+        memory, offset, length, count = self.layout
+        memories: tuple[Any, ...] = (memoryview(self.packet)[_HEAD.size :], slot, self.file)
         body = memories[memory][offset : offset + length]
-        if count:
-            # Copied to its exact size: the tensors that view it may be written to, and keep it alive.
-            memories[_HERE] = body = memoryview(bytearray(body))
+        if not count:
+            return pickle.loads(body)
         entries = _ENTRY.iter_unpack(body[: count * _ENTRY.size])
         buffers = [memories[memory][offset : offset + length] for memory, offset, length in entries]
-        return pickle.loads(body[start:], buffers=buffers)
+        return pickle.loads(body[count * _ENTRY.size :], buffers=buffers)
 
 
 def receive(end: socket.socket) -> Parcel:
@@ -168,23 +174,6 @@ def _file_of(ancillary: list[tuple[int, int, bytes]]) -> memoryview | Exception:
         return memory_files.take_in(descriptor)
     except (OSError, RuntimeError) as error:
         return error.with_traceback(None)
-
-
-def _with_buffers(pickled: bytes, buffers: list[pickle.PickleBuffer], stored: _Stored) -> tuple[bytes, int]:
-    """The body: the directory, the small buffers, each aligned, and the pickle; and where the pickle begins."""
-    here = aligned(len(buffers) * _ENTRY.size)
-    entries: list[int] = []
-    parts: list[Any] = [bytes(here - len(buffers) * _ENTRY.size)]
-    for buffer in buffers:
-        data = buffer.raw()
-        size = data.nbytes
-        if size > SMALL_BYTES:
-            entries += (*stored.add(data), size)
-            continue
-        entries += (_HERE, here, size)
-        parts += (data, bytes(aligned(size) - size))
-        here += aligned(size)
-    return b"".join((struct.pack(f"<{len(entries)}q", *entries), *parts, pickled)), here
 
 
 class _Stored:
