@@ -128,7 +128,9 @@ def _pulls(node: NodeContract) -> bool:
 
 def _aside(top: Node[Any], ask: Callable[[], T]) -> T:
     """What `ask` finds, which may lead the pipeline anywhere. What that takes is no part of the stream's times."""
-    pools = filter(has_workers, walk(top))
+    pools = list(filter(has_workers, walk(top)))
+    for pool in pools:
+        pool.is_looked_through = True
     timed = [found for node in walk(top) if (found := TimedNode.of(node)) is not None]
     spent = [(one.ran, one.pulled) for one in timed]
     try:

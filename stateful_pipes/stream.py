@@ -134,7 +134,8 @@ class Stream:
     def _run_next(self, node: Runnable) -> tuple[Any, Pulled | None, Place]:
         """The next item; and what is pulled ahead, and where the stream stands, once that is consumed."""
         generation = self.generation
-        self.settle(node)
+        if self._astray:
+            self.settle(node)
         here, current = self.last(node), self._ahead
         self._ahead, self._astray = None, True
         current = current or pull_one(node)

@@ -6,7 +6,7 @@ import math
 from collections import deque
 from collections.abc import Callable
 from multiprocessing.context import BaseContext
-from typing import Any, NamedTuple, TypeGuard, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import numpy as np
 from torchdata.nodes import BaseNode
@@ -27,11 +27,6 @@ from stateful_pipes.ticket import Mark, Ticket, packed, positions_of
 __all__ = ["ProcessPrefetcher", "has_workers", "prefetchers_of"]
 
 T_co = TypeVar("T_co", covariant=True)
-
-
-class _UnderWay(NamedTuple):
-    pulled: Pulled
-    task: int
 
 
 class ProcessPrefetcher(Node[T_co]):
@@ -113,7 +108,8 @@ class ProcessPrefetcher(Node[T_co]):
             refuse_unpicklable(below, worker_init_fn)
         super().__init__(below, name=name)
         self._pool: WorkerPool | None = None
-        self._queue: deque[_UnderWay] = deque()
+        self._queue: deque[tuple[Pulled, int]] = deque()  # under way: what was pulled, and its task
+        self.is_looked_through = False  # whether a look elsewhere ever led it about, so that it has to ask whether one does
         self._mark: Mark | None = None
         self._is_released = False
         # Of pools that are gone.
@@ -131,7 +127,7 @@ class ProcessPrefetcher(Node[T_co]):
         while len(tasks) < count:
             if not self._queue:
                 self._fill(self._started(), at_least=1)
-            if tasks and self._queue[0].pulled.ticket is None:
+            if tasks and self._queue[0][0].ticket is None:
                 break  # the epoch's end, or an error, is told at the next pull
             # As elsewhere on a batch's way, few calls: between two batches the workers have had the caches.
             pulled, task = self._queue.popleft()
@@ -192,7 +188,7 @@ class ProcessPrefetcher(Node[T_co]):
     def _runs_here(self) -> bool:
         """Whether all is pulled and run in this process: without workers, and in a look elsewhere, which leaves alone what these
         have under way."""
-        return not self.num_workers or self.reader().is_elsewhere
+        return not self.num_workers or (self.is_looked_through and self.reader().is_elsewhere)
 
     @property
     def slots(self) -> int:
@@ -226,9 +222,9 @@ class ProcessPrefetcher(Node[T_co]):
         room = self.num_workers * self.prefetch_factor - pool.outstanding
         while room > 0 or len(self._queue) < at_least:
             if self._queue:
-                last = self._queue[-1].pulled
+                last = self._queue[-1][0]
                 if last.ticket is None:
-                    is_empty = len(self._queue) > 1 and self._queue[-2].pulled.is_end
+                    is_empty = len(self._queue) > 1 and self._queue[-2][0].is_end
                     if last.error is not None or is_empty or not self._source.runs_on:
                         return
             elif not at_least and (not self._mark or (not self._source.runs_on and self._source.at_start(self._mark))):
@@ -240,7 +236,7 @@ class ProcessPrefetcher(Node[T_co]):
                     room -= 1
                 except Exception as error:  # a foreign node's item that cannot be pickled; told when its turn comes
                     pulled = Pulled(None, (), kept(error))
-            self._queue.append(_UnderWay(pulled, task))
+            self._queue.append((pulled, task))
 
     def _drop(self) -> None:
         self._queue.clear()
