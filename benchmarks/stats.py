@@ -9,19 +9,19 @@ single value is the median of 30 pairs of blocks.
 What workers pay, they pay in both: they add up in shared memory, and nothing of it is sent. Before that it is checked that the
 batches are the same in both. Asking `stats()` itself is measured, too; it is not done for each batch.
 
-Latest, on two cores of an AMD EPYC that others used at the same time (load 5 to 7), which about doubles all CPU times:
+Latest, on two cores of an AMD EPYC, otherwise idle:
 
     what                                 unit  times  lower q.  median  upper q.     target  reached
-    two workers, without         CPU us/batch     11     266.7   324.7     360.9          -        -
-    two workers, with            CPU us/batch     11       275   333.1     379.8          -        -
-    two workers, with / without             x     11    0.9763   1.017     1.036          -        -
-    two workers, more            CPU us/batch     11    -8.688   6.671     12.03  at most 5       no
-    two workers, stats()                   us     11     57.52   60.48     72.47          -        -
-    no workers, without          CPU us/batch     11     12.69   13.55     14.38          -        -
-    no workers, with             CPU us/batch     11      14.9   16.36     17.54          -        -
-    no workers, with / without              x     11     1.172   1.195     1.222          -        -
-    no workers, more             CPU us/batch     11     2.556   2.698     2.896  at most 5      yes
-    no workers, stats()                    us     11     39.99   40.85     48.49          -        -
+    two workers, without         CPU us/batch     11     155.2   167.8     189.2          -        -
+    two workers, with            CPU us/batch     11     155.6   165.8     183.6          -        -
+    two workers, with / without             x     11    0.9846   1.003     1.009          -        -
+    two workers, more            CPU us/batch     11     -2.55  0.6692     1.454  at most 5      yes
+    two workers, stats()                   us     11     67.72   84.34     101.3          -        -
+    no workers, without          CPU us/batch     11       9.3   9.334     10.02          -        -
+    no workers, with             CPU us/batch     11     10.87   11.03     11.76          -        -
+    no workers, with / without              x     11     1.167   1.173     1.175          -        -
+    no workers, more             CPU us/batch     11     1.604   1.626     1.689  at most 5      yes
+    no workers, stats()                    us     11     17.38   18.14     20.65          -        -
 """
 
 from __future__ import annotations
