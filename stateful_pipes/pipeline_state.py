@@ -25,10 +25,7 @@ _Entries = Mapping[str, Mapping[str, Any]]
 def state_at(node: NodeContract, place: Place) -> LoaderState:
     """The state of this node and all below it at `place`."""
     entries: dict[str, dict[str, Scalar]] = {}
-    _collect(node, place.mark, entries)
-    for below in walk(node):
-        if below.max_skipped:
-            entries[below.name]["skipped"] = place.skipped.get(below.name, 0)
+    _collect(node, place.mark, place.skipped, entries)
     return envelope(place.mark[0], place.batch, entries)
 
 
@@ -100,10 +97,12 @@ def _take_over(
     stream.lost = ""
 
 
-def _collect(node: NodeContract, mark: Mark, entries: dict[str, dict[str, Scalar]]) -> None:
+def _collect(node: NodeContract, mark: Mark, skipped: Mapping[str, int], entries: dict[str, dict[str, Scalar]]) -> None:
     for source, part in zip(node.sources, node.parts(mark), strict=True):
-        _collect(source, part, entries)
+        _collect(source, part, skipped, entries)
     entry = node.entry(mark)
+    if node.max_skipped:
+        entry["skipped"] = skipped.get(node.name, 0)
     if len(entry) > 1:
         entries[node.name] = entry
 
