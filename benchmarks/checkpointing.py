@@ -10,15 +10,15 @@ lies in the folder for temporary files. Before that it is checked that what was 
 Latest, on two cores of an AMD EPYC, otherwise idle:
 
     what                                       unit  times  lower q.  median  upper q.         target  reached
-    no states                             batches/s     33     267.8   275.2     286.1              -        -
-    states and files                      batches/s     33     257.3   276.2     286.9              -        -
-    the same without fsync                batches/s     33       255   277.8     295.4              -        -
-    throughput, with / without                    x     33    0.9343  0.9841     1.035  at least 0.97      yes
-    the same without fsync                        x     33    0.9024   1.004     1.051              -        -
-    no states, main process                us/batch     33     391.4   417.8     444.5              -        -
-    states and files, main process         us/batch     33     414.8   464.2     493.1              -        -
-    the same without fsync, main process   us/batch     33     379.7   447.7     515.7              -        -
-    CPU more, without fsync                us/batch     33    -16.76   54.82     103.8     at most 60       no
+    no states                             batches/s     33     333.2   369.2     395.8              -        -
+    states and files                      batches/s     33     345.3   361.6     391.3              -        -
+    the same without fsync                batches/s     33       323   361.2       378              -        -
+    throughput, with / without                    x     33     0.951  0.9913     1.022  at least 0.97      yes
+    the same without fsync                        x     33    0.9402  0.9862     1.006              -        -
+    no states, main process                us/batch     33     282.2   306.3     344.6              -        -
+    states and files, main process         us/batch     33     337.5   357.2       396              -        -
+    the same without fsync, main process   us/batch     33     334.1   366.1       424              -        -
+    CPU more, without fsync                us/batch     33     33.87   55.71     78.92     at most 60       no
 """
 
 from __future__ import annotations

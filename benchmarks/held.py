@@ -13,7 +13,7 @@ Latest, on two cores of an AMD EPYC, otherwise idle:
     what                                     unit  times  lower q.  median  upper q.        target  reached
     stateful_pipes: batches held          batches      1       500     500       500  at least 500      yes
     stateful_pipes: in /dev/shm               MiB      1         0       0         0     at most 0      yes
-    stateful_pipes: descriptors             files      1        13      13        13   at most 128      yes
+    stateful_pipes: descriptors             files      1        17      17        17   at most 128      yes
     torch, file_descriptor: batches held  batches      1        56      56        56             -        -
     torch, file_descriptor: in /dev/shm       MiB      1     59.05   59.05     59.05             -        -
     torch, file_descriptor: descriptors     files      1       126     126       126             -        -

@@ -11,32 +11,32 @@ timed, all give the same bytes in the same order.
 Latest, on two cores of an AMD EPYC, otherwise idle:
 
     what                                                  unit  times  lower q.  median  upper q.        target  reached
-    tiny: DataLoader                                 samples/s     11    31,174  33,174    33,683             -        -
-    tiny: DataLoader                              CPU us/batch     11     1,047   1,086     1,122             -        -
-    tiny: throughput, DataLoader with settings               x     11    0.9263   1.017     1.055             -        -
-    tiny: throughput, ours                                   x     11     2.665    2.81     2.949  at least 1.8      yes
-    tiny: throughput, ours, rng=()                           x     11     5.832   6.533     7.205  at least 3.5      yes
-    tiny: main CPU, ours                                     x     11     5.424   5.709     5.916    at least 6       no
-    u8: DataLoader                                   samples/s     11     5,241   6,021     6,095             -        -
-    u8: DataLoader                                CPU us/batch     11     3,282   3,365     3,855             -        -
-    u8: throughput, DataLoader with settings                 x     11    0.9707   1.033     1.096             -        -
-    u8: throughput, ours                                     x     11     2.938   3.225     3.387  at least 2.4      yes
-    u8: main CPU, ours                                       x     11     7.678     8.1     10.71    at least 8      yes
-    f32: DataLoader                                  samples/s     11     1,656   1,807     1,926             -        -
-    f32: DataLoader                               CPU us/batch     11     8,607   9,034     9,417             -        -
-    f32: throughput, DataLoader with settings                x     11     1.021   1.081      1.11             -        -
-    f32: throughput, ours                                    x     11     2.823   2.925     2.957  at least 2.8      yes
-    f32: main CPU, ours                                      x     11     16.85   18.12      18.7   at least 12      yes
-    tokens: DataLoader                               samples/s     11     8,584   8,996     9,301             -        -
-    tokens: DataLoader                            CPU us/batch     11     1,588   1,647     1,723             -        -
-    tokens: throughput, DataLoader with settings             x     11    0.9821   1.018     1.097             -        -
-    tokens: throughput, ours                                 x     11     4.773   5.493     5.621    at least 3      yes
-    tokens: main CPU, ours                                   x     11     7.236   7.993     8.805    at least 6      yes
-    jpeg: DataLoader                                 samples/s     11     314.8   330.1     348.9             -        -
-    jpeg: DataLoader                              CPU us/batch     11     2,491   2,632     2,886             -        -
-    jpeg: throughput, DataLoader with settings               x     11    0.9036  0.9574     1.012             -        -
-    jpeg: throughput, ours                                   x     11    0.9992   1.049      1.14    at least 1      yes
-    jpeg: main CPU, ours                                     x     11     4.426   4.689     5.165             -        -
+    tiny: DataLoader                                 samples/s     11    31,194  32,431    32,881             -        -
+    tiny: DataLoader                              CPU us/batch     11     1,061   1,098     1,124             -        -
+    tiny: throughput, DataLoader with settings               x     11     1.013   1.114     1.143             -        -
+    tiny: throughput, ours                                   x     11     2.831   3.189     3.249  at least 1.8      yes
+    tiny: throughput, ours, rng=()                           x     11     5.896   6.715     7.729  at least 3.5      yes
+    tiny: main CPU, ours                                     x     11     5.412   6.073     6.696    at least 6      yes
+    u8: DataLoader                                   samples/s     11     5,536   5,658     5,747             -        -
+    u8: DataLoader                                CPU us/batch     11     3,525   3,657     3,715             -        -
+    u8: throughput, DataLoader with settings                 x     11     1.012   1.029     1.053             -        -
+    u8: throughput, ours                                     x     11     3.212   3.361      3.54  at least 2.4      yes
+    u8: main CPU, ours                                       x     11      7.82   8.812     9.624    at least 8      yes
+    f32: DataLoader                                  samples/s     11     1,722   1,751     1,829             -        -
+    f32: DataLoader                               CPU us/batch     11     8,502   9,308     9,903             -        -
+    f32: throughput, DataLoader with settings                x     11    0.9834   1.007     1.052             -        -
+    f32: throughput, ours                                    x     11     2.807   3.045     3.278  at least 2.8      yes
+    f32: main CPU, ours                                      x     11      16.7   18.42     19.66   at least 12      yes
+    tokens: DataLoader                               samples/s     11     9,433   9,941    11,285             -        -
+    tokens: DataLoader                            CPU us/batch     11     1,322   1,461     1,578             -        -
+    tokens: throughput, DataLoader with settings             x     11     0.996    1.04     1.111             -        -
+    tokens: throughput, ours                                 x     11     5.069   5.204     5.307    at least 3      yes
+    tokens: main CPU, ours                                   x     11     7.677   7.859     8.152    at least 6      yes
+    jpeg: DataLoader                                 samples/s     11     386.2   400.6     409.7             -        -
+    jpeg: DataLoader                              CPU us/batch     11     2,008   2,047     2,237             -        -
+    jpeg: throughput, DataLoader with settings               x     11    0.9835   1.039     1.069             -        -
+    jpeg: throughput, ours                                   x     11     1.082   1.113     1.141    at least 1      yes
+    jpeg: main CPU, ours                                     x     11     4.629   4.683     5.059             -        -
 """
 
 from __future__ import annotations
