@@ -174,13 +174,13 @@ def _pins(a: DatasetArguments) -> bool:
     return a.pin_memory
 
 
-def refuse_another_length(a: DatasetArguments, order: Any) -> None:
+def refuse_another_length(dataset: Any, length: int) -> None:
     """Raises ResumableBatchConfigurationError if the dataset is no longer as long as the order that was made for it."""
-    if a.sampler is None and a.batch_sampler is None and len(a.dataset) != order.length:
+    if len(dataset) != length:
         raise ResumableBatchConfigurationError(
             "the dataset has another length than when the loader was made",
-            expected=order.length,
-            found=len(a.dataset),
+            expected=length,
+            found=len(dataset),
             remedy="Make another loader",
         )
 

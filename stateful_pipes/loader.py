@@ -159,6 +159,8 @@ class StatefulDataLoader(PipelineView, PipelineMoves, Generic[T_co]):
         else:
             raise ValueError("in_order=False: a stream out of order has no position to resume at")
         self._root.attach_loader(self)
+        own_order = self._arguments is not None and sampler is None and batch_sampler is None
+        self._length = self.sampler.length if own_order else None  # of the dataset, then
         self._resumable = resumable
         self._restored = False
         self.user: Any = None
@@ -181,8 +183,8 @@ class StatefulDataLoader(PipelineView, PipelineMoves, Generic[T_co]):
             NodeAttachedError: after `close`, the sampler or node was given to another loader.
             ResumableBatchConfigurationError: the dataset has grown or shrunk.
         """
-        if self._arguments is not None:
-            refuse_another_length(self._arguments, self.sampler)
+        if self._length is not None:
+            refuse_another_length(self.dataset, self._length)
         self._root.attach_loader(self)
         self._root.open()
         if not self._resumable:

@@ -75,6 +75,7 @@ class Node(NodeContract, BaseNode[T_co]):
         self._parent: weakref.ref[Node[Any]] | None = None
         self._above: weakref.ref[Node[Any]] | None = None  # the adapter of a foreign node that holds this one
         self._loader: weakref.ref[object] | None = None
+        self.is_timed = False  # as the top of its pipeline
         self._pass_epoch: int | None = None  # the epoch that torchdata's next() is in
         self._closed = False
         self._keep = True  # the next reset(None) leaves the node where it stands
@@ -211,6 +212,7 @@ class Node(NodeContract, BaseNode[T_co]):
         self.stream.hand_over(self)
         parent.stream.skipped = {**parent.stream.skipped, **self.stream.skipped}
         self._parent = weakref.ref(parent)
+        self.is_timed = False
 
     def _refuse_parent(self, what: str) -> None:
         parent = None if self._parent is None else self._parent()

@@ -98,6 +98,9 @@ def time_nodes(top: Node[Any]) -> None:
 
     Each pipeline within a foreign node has a stopwatch of its own, for it may run in another thread.
     """
+    if top.is_timed:
+        return
+    top.is_timed = True
     for node in walk(top):
         if isinstance(node, ForeignNode) and "pull" not in vars(node):  # else it was here before
             for inner in node.inner():
