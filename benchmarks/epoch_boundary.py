@@ -12,14 +12,14 @@ other batch. Before that it is checked that each epoch of both has all of its sa
 Latest, on two cores of an AMD EPYC, otherwise idle:
 
     what                         unit  times  lower q.   median  upper q.       target  reached
-    u8, stateful_pipes             ms     11    0.7511   0.7778    0.8193            -        -
-    u8, torch DataLoader           ms     11     33.43    35.55     37.38            -        -
-    u8, ours, any other batch      ms     11    0.6767   0.6904    0.7454            -        -
-    u8, ours / torch                x     11   0.02037  0.02284   0.02421  at most 0.1      yes
-    tiny, stateful_pipes           ms     11    0.6905   0.6973    0.7548            -        -
-    tiny, torch DataLoader         ms     11     7.052    7.341     7.734            -        -
-    tiny, ours, any other batch    ms     11    0.6432   0.6775    0.6851            -        -
-    tiny, ours / torch              x     11   0.09412  0.09701    0.1016  at most 0.1      yes
+    u8, stateful_pipes             ms     11    0.7613   0.7828    0.8418            -        -
+    u8, torch DataLoader           ms     11     27.61    28.94     31.87            -        -
+    u8, ours, any other batch      ms     11    0.6387   0.6712    0.7002            -        -
+    u8, ours / torch                x     11   0.02526  0.02714   0.02902  at most 0.1      yes
+    tiny, stateful_pipes           ms     11    0.7002   0.7362    0.7802            -        -
+    tiny, torch DataLoader         ms     11     6.316     6.84     7.034            -        -
+    tiny, ours, any other batch    ms     11    0.5943   0.6531    0.6843            -        -
+    tiny, ours / torch              x     11    0.1011   0.1085    0.1195  at most 0.1       no
 """
 
 from __future__ import annotations

@@ -10,11 +10,11 @@ length, and the same when asked for one by one.
 Latest, on two cores of an AMD EPYC, otherwise idle:
 
     what                      unit  times  lower q.  median  upper q.        target  reached
-    an order of 10^12, built    ms     21    0.1664  0.1705    0.1926    at most 10      yes
-    its memory at the peak      kB     21      2.92   2.924     2.928  at most 1000      yes
-    10^6 consecutive indices    ms     21     41.61   42.48     43.49             -        -
-    torch.randperm(10**6)       ms     21        13   14.18     15.38             -        -
-    indices / randperm           x     21     2.798   2.998     3.368     at most 4      yes
+    an order of 10^12, built    ms     21    0.1636  0.1711    0.1958    at most 10      yes
+    its memory at the peak      kB     21     2.944   2.948     2.952  at most 1000      yes
+    10^6 consecutive indices    ms     21     54.87   59.72     64.49             -        -
+    torch.randperm(10**6)       ms     21     26.64   28.96     39.63             -        -
+    indices / randperm           x     21     1.613   2.129     2.379     at most 4      yes
 """
 
 from __future__ import annotations

@@ -12,18 +12,18 @@ of the positions, and `state_dict()` while two workers stand by with their batch
 Latest, on two cores of an AMD EPYC, otherwise idle:
 
     what                                       unit  times  lower q.  median  upper q.        target  reached
-    stateful_pipes at 0                          ms    200     1.326   1.761     1.918             -        -
-    stateful_pipes at 1,000,000                  ms    200     1.357   1.738     1.893             -        -
-    stateful_pipes at 1,000,000,000              ms    200     1.353   1.761     1.901             -        -
-    stateful_pipes at 1,000,000,000,000          ms    200     1.368   1.775     1.902             -        -
-    slowest / fastest of these medians            x      1     1.021   1.021     1.021   at most 1.2      yes
-    torchdata at 0                               ms      3     6,885   7,381     7,491             -        -
-    torchdata at 1,000,000                       ms      3     6,880   7,219     7,280             -        -
-    torchdata at 3,200,000                       ms      3     7,354   7,374     7,855             -        -
-    torchdata at 10,000,000                      ms      3     9,464   9,733    10,014             -        -
-    state as JSON, at the largest             bytes      1       551     551       551  at most 1024      yes
-    state_dict(), the first after each batch     us   2000      20.6   25.75     28.44             -        -
-    state_dict(), 2 workers                      us   2000     8.076   8.206     8.376    at most 20      yes
+    stateful_pipes at 0                          ms    200     1.905   1.963     2.011             -        -
+    stateful_pipes at 1,000,000                  ms    200     1.909   1.968     2.019             -        -
+    stateful_pipes at 1,000,000,000              ms    200     1.911   1.958     2.018             -        -
+    stateful_pipes at 1,000,000,000,000          ms    200     1.907   1.959     2.017             -        -
+    slowest / fastest of these medians            x      1     1.005   1.005     1.005   at most 1.2      yes
+    torchdata at 0                               ms      3     4,212   4,365     4,895             -        -
+    torchdata at 1,000,000                       ms      3     4,324   4,454     5,427             -        -
+    torchdata at 3,200,000                       ms      3     4,415   4,415     4,633             -        -
+    torchdata at 10,000,000                      ms      3     5,953   6,106     6,247             -        -
+    state as JSON, at the largest             bytes      1       563     563       563  at most 1024      yes
+    state_dict(), the first after each batch     us   2000     16.08   16.99     23.58             -        -
+    state_dict(), 2 workers                      us   2000     11.68   12.42     13.61    at most 20      yes
 """
 
 from __future__ import annotations
