@@ -102,18 +102,13 @@ def time_nodes(top: Node[Any]) -> None:
         return
     top.is_timed = True
     for node in walk(top):
-        if isinstance(node, ForeignNode) and "pull" not in vars(node):  # else it was here before
+        if isinstance(node, ForeignNode):
             for inner in node.inner():
                 time_nodes(inner)
-    called = list(_called_here(top, is_left=has_workers(top)))
-    found = [TimedNode.of(node) for node, _ in called]
-    watches = {None if timed is None else timed.watch for timed in found}
-    if len(watches) == 1 and None not in watches and all(name in vars(node) for node, names in called for name in names):
-        return
     watch = Stopwatch()
-    for (node, names), before in zip(called, found, strict=True):
+    for node, names in _called_here(top, is_left=has_workers(top)):
         timed = TimedNode(node, watch)
-        if before is not None:
+        if (before := TimedNode.of(node)) is not None:
             timed.ran, timed.pulled = before.ran, before.pulled
         timed.stand_in(*names)
 

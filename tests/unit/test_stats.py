@@ -315,6 +315,22 @@ def test_what_a_node_calls_by_keyword_is_called_so():
     assert list(StatefulDataLoader(Doubled(SamplerNode(SequentialSampler(3)), abs, seed=1, rng=()))) == [0, 2, 4]
 
 
+def test_what_was_part_of_another_pipeline_has_one_stopwatch_again():
+    node = SeededMapper(SamplerNode(SequentialSampler(3)), abs, seed=1, rng=())
+
+    def stopwatches(top):
+        with StatefulDataLoader(top) as loader:
+            next(iter(loader))
+        return {method.__self__.watch for one in walk(node) for name, method in vars(one).items() if name in ("run", "pull")}
+
+    before = stopwatches(node)
+    assert len(before) == 1
+    assert len(stopwatches(ProcessPrefetcher(node, 1, multiprocessing_context="fork"))) == 2  # the workers' part has the old one
+    after = stopwatches(node)
+    assert len(after) == 1
+    assert after != before
+
+
 def test_a_run_of_the_user_s_own_is_left_alone():
     node = SeededMapper(SamplerNode(SequentialSampler(3)), abs, seed=1, rng=())
     node.run = own = lambda ticket: ["own"]
