@@ -38,6 +38,11 @@ class NodeContract:
         return any(source.ends_in_run for source in self.sources)
 
     @property
+    def pulls_freely(self) -> bool:
+        """Whether pulling is nothing but counting, so that some tickets more than are wanted may be pulled at once."""
+        return bool(self.sources) and all(source.pulls_freely for source in self.sources)
+
+    @property
     def asks_as_asked(self) -> bool:
         """Whether `pull` asks the source for just what it is asked for itself; a `pull` of one's own that does may say so."""
         return type(self).pull is NodeContract.pull

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, ClassVar, NoReturn, TypeVar, cast
 
 from torchdata.nodes import BaseNode
@@ -15,9 +14,9 @@ from stateful_pipes.naming import instance_name, snake_case, told_apart
 from stateful_pipes.pipeline_state import ALLOW, load, state_at
 from stateful_pipes.rng import preserved
 from stateful_pipes.samplers.order import check_epoch
-from stateful_pipes.skips import Skip, admitted
+from stateful_pipes.skips import Skip, admitted, noting
 from stateful_pipes.stream import Place, Stream
-from stateful_pipes.ticket import Mark
+from stateful_pipes.ticket import Mark, Ticket
 
 __all__ = ["Node"]
 
@@ -186,9 +185,10 @@ class Node(NodeContract, BaseNode[T_co]):
                 return node.top()
         return self
 
-    def scope(self) -> AbstractContextManager[None]:
-        """The scope that `run` needs in the main process."""
-        return preserved(self.global_generators())
+    def run_here(self, ticket: Ticket) -> tuple[list[Any], Sequence[Skip]]:
+        """What `run` gives, and the samples that were left out; the global generators are as before then."""
+        with noting() as skips, preserved(self.global_generators()):
+            return self.run(ticket), skips
 
     def admit(self, skips: Sequence[Skip]) -> dict[str, int]:
         """Counts samples that the item about to be consumed was made without; raises where one is beyond its node's budget."""

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 from stateful_pipes.caught import add_note
-from stateful_pipes.skips import Skip, noting
+from stateful_pipes.skips import Skip
 from stateful_pipes.ticket import EpochEnd, Mark, Ticket
 
 __all__ = ["Pullable", "Pulled", "Runnable", "Steppable", "kept", "looked_at", "pull_one", "run_one"]
@@ -33,8 +32,7 @@ class Runnable(Steppable, Protocol):
 
     @property
     def ends_in_run(self) -> bool: ...
-    def run(self, ticket: Ticket) -> list[Any]: ...
-    def scope(self) -> AbstractContextManager[None]: ...
+    def run_here(self, ticket: Ticket) -> tuple[list[Any], Sequence[Skip]]: ...
     def admit(self, skips: Sequence[Skip]) -> dict[str, int]: ...
 
 
@@ -71,8 +69,7 @@ def pull_one(node: Pullable) -> Pulled:
 def run_one(node: Runnable, ticket: Ticket) -> tuple[Any, Sequence[Skip]]:
     """Runs a ticket of one item: the item, and the samples that it was made without."""
     try:
-        with noting() as skips, node.scope():
-            (item,) = node.run(ticket)
+        (item,), skips = node.run_here(ticket)
     except StopIteration as error:
         raise RuntimeError("run() raised StopIteration; only pull() may, to end an epoch") from error
     return item, skips

@@ -123,8 +123,11 @@ class Stream:
             if self.ended(generation):
                 raise StopIteration
             raise IteratorInvalidError(remedy="Call iter() again")
-        self.check()
-        if self.place(node).mark[0] != epoch:
+        place = self._place
+        if place is None or self._failure or self.lost:
+            self.check()
+            place = self.place(node)
+        if place.mark[0] != epoch:
             raise StopIteration
 
     def ended(self, generation: int) -> bool:
@@ -136,7 +139,7 @@ class Stream:
         generation = self.generation
         if self._astray:
             self.settle(node)
-        here, current = self.last(node), self._ahead
+        here, current = self._place or self.last(node), self._ahead
         self._ahead, self._astray = None, True
         current = current or pull_one(node)
         if current.is_end:

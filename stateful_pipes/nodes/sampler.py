@@ -85,6 +85,10 @@ class SamplerNode(DealingNode[int]):
         self._epoch, self._consumed = self.sampler.epoch, self.sampler.consumed
         self.sampler.attach(self)
 
+    @property
+    def pulls_freely(self) -> bool:
+        return self._batches is None  # a cycle's list may take seconds to make
+
     def deal(self, rank: int, world_size: int, uneven: Uneven) -> None:
         super().deal(rank, world_size, uneven)
         self._chunk = _Chunk(-1, 0, b"")  # those made ahead are the old share's

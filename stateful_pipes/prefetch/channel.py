@@ -45,20 +45,18 @@ def open_channel() -> tuple[socket.socket, socket.socket]:
 class Message(NamedTuple):
     """What `pack` makes and `send` sends; `size` is the bytes of the pickle and all buffers, wherever they lie."""
 
-    head: bytes
+    layout: tuple[bool, int, int, int, int]
     body: bytes
     spilled: list[Any]
     size: int
 
 
-def pack(value: object, slot: Slot | None = None, *, task: int = -1, number: int = -1) -> Message:
+def pack(value: object, slot: Slot | None = None) -> Message:
     """Makes a message.
 
     Args:
         value: What to send.
         slot: Where large buffers go as far as they fit.
-        task: To be read before the rest.
-        number: That of a slot for the receiver to use, if `slot` is None.
 
     Raises:
         Exception: whatever pickle raises for an object that it cannot take.
@@ -83,19 +81,25 @@ def pack(value: object, slot: Slot | None = None, *, task: int = -1, number: int
     memory, offset, length = _HERE, 0, len(body)
     if length > _PACKET - _HEAD.size:
         (memory, offset), body = stored.add(memoryview(body)), b""
-    number, is_used = (number, False) if slot is None else (slot.number, slot.is_used)
-    head = _HEAD.pack(task, number, is_used, memory, offset, length, len(large))
-    return Message(head, body, stored.spilled, size)
+    is_used = slot is not None and slot.is_used
+    return Message((is_used, memory, offset, length, len(large)), body, stored.spilled, size)
 
 
-def send(end: socket.socket, message: Message) -> None:
+def send(end: socket.socket, message: Message, task: int = -1, number: int = -1) -> None:
     """Sends what `pack` made, without waiting.
+
+    Args:
+        end: Of a channel.
+        message: What to send.
+        task: To be read before the rest.
+        number: The slot that the message lies in, or that the receiver is to use; -1 for none.
 
     Raises:
         BlockingIOError: the buffer is full.
         OSError: the other end is gone, or the system is short of something.
     """
-    head, body, spilled, _ = message
+    layout, body, spilled, _ = message
+    head = _HEAD.pack(task, number, *layout)
     if not spilled:
         end.sendmsg((head, body), (), _DONTWAIT)
         return

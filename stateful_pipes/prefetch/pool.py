@@ -16,7 +16,7 @@ from multiprocessing.context import BaseContext
 from typing import Any, cast
 
 from stateful_pipes.errors import ConcurrentUseError, IteratorInvalidError, WorkerDiedError, WorkerTimeoutError
-from stateful_pipes.prefetch.channel import Parcel, open_channel, receive
+from stateful_pipes.prefetch.channel import Message, Parcel, open_channel, pack, receive
 from stateful_pipes.prefetch.claims import STARTING, Claims
 from stateful_pipes.prefetch.processes import Death, WorkerProcesses
 from stateful_pipes.prefetch.remote_error import restore
@@ -24,7 +24,7 @@ from stateful_pipes.prefetch.slots import Arena
 from stateful_pipes.prefetch.tasks import TaskQueue
 from stateful_pipes.prefetch.timings import Timings
 from stateful_pipes.prefetch.worker import STARTED, Job, Runner
-from stateful_pipes.skips import Skip, note
+from stateful_pipes.skips import Skip
 from stateful_pipes.ticket import Samples
 
 __all__ = ["WorkerPool"]
@@ -77,6 +77,7 @@ class WorkerPool:
         self._pid = os.getpid()
         self._runner = runner
         self.is_broken = False
+        self._is_closed = False
         self.restarts = 0
         self._max_restarts = max_restarts
         self._method = context.get_start_method()
@@ -108,22 +109,22 @@ class WorkerPool:
         """Tasks whose result has not been handed out, those forgotten but still running included."""
         return len(self._tasks) + len(self._done)
 
-    def submit(self, ticket: Any) -> int:
-        """Queues a ticket; returns the number of its task."""
+    def submit(self, ticket: Any, message: Message | None = None) -> int:
+        """Queues a ticket, which may be packed already; returns the number of its task."""
         self._check_process()
         number = next(_NUMBERS)
         # Ends well or in an error: an interrupt may leave a slot on the shelf that a worker has.
         was_broken, self.is_broken = self.is_broken, True
         try:
-            self._tasks.put(number, ticket)
+            self._tasks.put(number, ticket, message or pack(ticket))
         except Exception:
             self.is_broken = was_broken
             raise
         self.is_broken = was_broken
         return number
 
-    def result(self, number: int, timeout: float = 0) -> list[Any]:
-        """The items of a task; waits for them. Samples that the worker has left out are noted here.
+    def result(self, number: int, timeout: float = 0) -> tuple[list[Any], list[Skip]]:
+        """The items of a task, and the samples that the worker has left out; waits for them.
 
         Raises:
             WorkerDiedError: the task's worker died, and again whenever it was run; or workers die without any task.
@@ -140,19 +141,18 @@ class WorkerPool:
         if number in self._done:
             self._look(0)  # a worker that has died is replaced at once, and not only when there is nothing left to hand out
         while number not in self._done:
-            self._tasks.flush()
+            if self._tasks.unsent:
+                self._tasks.flush()
             if not self._look(None if deadline is None else max(0, deadline - time.monotonic())):
                 raise self._timeout(number)
         found = self._done.pop(number)
         try:
-            items, skips = self._opened(found)
+            opened = self._opened(found)
         except Exception:
             self.is_broken = False
             raise
         self.is_broken = False
-        if skips:
-            note(skips)
-        return items
+        return opened
 
     def forget(self) -> None:
         """Drops all tasks; what no worker has begun is taken back."""
@@ -168,6 +168,7 @@ class WorkerPool:
 
     def close(self) -> None:
         """Ends the workers within about a second, however busy they are; idempotent."""
+        self._is_closed = True
         self._finalizer()
 
     def _opened(self, found: Parcel | WorkerDiedError) -> tuple[list[Any], list[Skip]]:
@@ -182,7 +183,7 @@ class WorkerPool:
     def _look(self, seconds: float | None) -> bool:
         """Waits for a result to take in, or for dead workers to replace; returns whether there was either in time."""
         has_result, dead = self._processes.wait(self._results, seconds)
-        if not self._finalizer.alive:
+        if self._is_closed:
             raise IteratorInvalidError("the workers were closed by another thread")
         if has_result:
             self._collect()

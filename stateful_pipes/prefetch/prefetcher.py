@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.context import BaseContext
 from typing import Any, TypeGuard, TypeVar
 
@@ -17,11 +16,12 @@ from stateful_pipes.integers import as_integer
 from stateful_pipes.node import Node
 from stateful_pipes.nodes.foreign import as_node, walk_all
 from stateful_pipes.nodes.mapper import SeededMapper
+from stateful_pipes.prefetch.ahead import Ahead
 from stateful_pipes.prefetch.pool import WorkerPool
 from stateful_pipes.prefetch.processes import context_of, refuse_unpicklable
 from stateful_pipes.prefetch.timings import Usage
-from stateful_pipes.pulled import Pulled, kept, pull_one
 from stateful_pipes.rng import GlobalGenerator
+from stateful_pipes.skips import Skip, note
 from stateful_pipes.ticket import Mark, Ticket, packed, positions_of
 
 __all__ = ["ProcessPrefetcher", "has_workers", "prefetchers_of"]
@@ -75,7 +75,7 @@ class ProcessPrefetcher(Node[T_co]):
     """
 
     kind = "prefetcher"
-    MAIN_ONLY = (*Node.MAIN_ONLY, "_pool", "_queue")
+    MAIN_ONLY = (*Node.MAIN_ONLY, "_pool", "_ahead")
 
     def __init__(
         self,
@@ -108,9 +108,8 @@ class ProcessPrefetcher(Node[T_co]):
             refuse_unpicklable(below, worker_init_fn)
         super().__init__(below, name=name)
         self._pool: WorkerPool | None = None
-        self._queue: deque[tuple[Pulled, int]] = deque()  # under way: what was pulled, and its task
+        self._ahead = Ahead(below, self.num_workers * self.prefetch_factor)
         self.is_looked_through = False  # whether a look elsewhere ever led it about, so that it has to ask whether one does
-        self._mark: Mark | None = None
         self._is_released = False
         # Of pools that are gone.
         self._restarts = 0
@@ -121,43 +120,52 @@ class ProcessPrefetcher(Node[T_co]):
             return self._source.pull(count)
         if count is None:
             self.no_batches()
-        epoch = 0
-        firsts: list[int] = []
-        tasks: list[int] = []
-        while len(tasks) < count:
-            if not self._queue:
-                self._fill(self._started(), at_least=1)
-            if tasks and self._queue[0][0].ticket is None:
+        tickets: list[Ticket] = []
+        while len(tickets) < count:
+            if not self._ahead.under_way:
+                self._ahead.fill(self._started(), at_least=1)
+            if tickets and self._ahead.under_way[0].ticket is None:
                 break  # the epoch's end, or an error, is told at the next pull
-            # As elsewhere on a batch's way, few calls: between two batches the workers have had the caches.
-            pulled, task = self._queue.popleft()
-            self._mark = pulled.mark
+            pulled = self._ahead.pop()
             if pulled.ticket is None:
                 raise pulled.error or StopIteration
-            epoch = pulled.ticket[0]
-            firsts.append(positions_of(pulled.ticket)[0])
-            tasks.append(task)
-        return (epoch, packed(firsts), tuple(tasks))
+            tickets.append(pulled.ticket)
+        if len(tickets) == 1:
+            return tickets[0]
+        firsts = [positions_of(ticket)[0] for ticket in tickets]
+        return (tickets[0][0], packed(firsts), tuple([task for ticket in tickets for task in ticket[2]]))
 
     def run(self, ticket: Ticket) -> list[Any]:
         """The finished items of a ticket; waits for them. Unlike other nodes', main process only and once a ticket."""
         if self._runs_here:
             return self._source.run(ticket)
+        items, skips = self._results(ticket)
+        if skips:
+            note(skips)
+        return items
+
+    def run_here(self, ticket: Ticket) -> tuple[list[Any], Sequence[Skip]]:
+        return super().run_here(ticket) if self._runs_here else self._results(ticket)
+
+    def _results(self, ticket: Ticket) -> tuple[list[Any], list[Skip]]:
+        """What the workers have made of a ticket, and left out."""
         pool = self._pool
         if pool is None:
             raise IteratorInvalidError("the workers were closed by another thread")
-        items = [item for task in ticket[2] for item in pool.result(task, self.timeout)]
+        items: list[Any] = []
+        skips: list[Skip] = []
+        for task in ticket[2]:
+            made, left_out = pool.result(task, self.timeout)
+            items += made
+            skips += left_out
         if pool is self._pool:  # else closed by another thread
             # Here and not only at the next pull, so that the workers have it while the caller uses the item.
-            self._fill(pool)
-        return items
+            self._ahead.fill(pool)
+        return items, skips
 
     def mark(self) -> Mark:
-        if self._runs_here:
-            return self._source.mark()
-        if self._mark is None:
-            self._mark = self._source.mark()
-        return self._mark
+        mark = self._ahead.mark
+        return self._source.mark() if mark is None or self._runs_here else mark
 
     def seek(self, mark: Mark) -> None:
         if not self._runs_here:
@@ -215,32 +223,8 @@ class ProcessPrefetcher(Node[T_co]):
         """For each worker that is there, when its last tasks began and ended, by `time.monotonic_ns`."""
         return [] if self._pool is None else self._pool.timings.spans()
 
-    def _fill(self, pool: WorkerPool, at_least: int = 0) -> None:
-        """Pulls ahead up to the bound. Stops at an error, and at an epoch without items, which would go on for ever."""
-        if self._mark is None:
-            self._mark = self._source.mark()
-        room = self.num_workers * self.prefetch_factor - pool.outstanding
-        while room > 0 or len(self._queue) < at_least:
-            if self._queue:
-                last = self._queue[-1][0]
-                if last.ticket is None:
-                    is_empty = len(self._queue) > 1 and self._queue[-2][0].is_end
-                    if last.error is not None or is_empty or not self._source.runs_on:
-                        return
-            elif not at_least and (not self._mark or (not self._source.runs_on and self._source.at_start(self._mark))):
-                return  # told last were an error, or an epoch's end that nothing may run on from
-            pulled, task = pull_one(self._source), -1
-            if pulled.ticket is not None:
-                try:
-                    task = pool.submit(pulled.ticket)
-                    room -= 1
-                except Exception as error:  # a foreign node's item that cannot be pickled; told when its turn comes
-                    pulled = Pulled(None, (), kept(error))
-            self._queue.append((pulled, task))
-
     def _drop(self) -> None:
-        self._queue.clear()
-        self._mark = None
+        self._ahead.clear()
         if self._pool is not None:
             if self._pool.is_broken:
                 self._end_pool()

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from stateful_pipes.prefetch.channel import Message, pack, receive, send
+from stateful_pipes.prefetch.channel import Message, receive, send
 from stateful_pipes.prefetch.slots import Arena
 
 __all__ = ["Task", "TaskQueue"]
@@ -38,6 +38,9 @@ class Task:
 class TaskQueue:
     """Sends tasks to whichever worker takes them, and can take back those that none has.
 
+    Attributes:
+        unsent: The numbers of those that there was no room for yet.
+
     Args:
         here: The main process's end of the channel.
         there: The workers' end, of which the main process has a copy.
@@ -48,7 +51,7 @@ class TaskQueue:
         self._here, self._there = here, there
         self._arena = arena
         self._tasks: dict[int, Task] = {}
-        self._unsent: deque[int] = deque()
+        self.unsent: deque[int] = deque()
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -60,37 +63,38 @@ class TaskQueue:
         """The task of this number, unless it is answered."""
         return self._tasks.get(number)
 
-    def put(self, number: int, ticket: Any) -> None:
+    def put(self, number: int, ticket: Any, message: Message) -> None:
         """Adds a task, and sends as many as there is room for.
 
         Raises:
-            Exception: the ticket cannot be pickled or sent; then it is not added.
+            OSError: the ticket cannot be sent; then it is not added.
         """
         slot = self._arena.borrow()
         try:
-            self._tasks[number] = Task(ticket, pack(ticket, task=number, number=slot), slot)
-            self._unsent.append(number)
+            self._tasks[number] = Task(ticket, message, slot)
+            self.unsent.append(number)
             self.flush()
         except Exception:
             self._tasks.pop(number, None)
             with suppress(ValueError):
-                self._unsent.remove(number)
+                self.unsent.remove(number)
             self._arena.give_back(slot)
             raise
 
     def flush(self) -> None:
         """Sends as many as there is room for."""
-        while self._unsent:
-            task = self._tasks[self._unsent[0]]
+        while self.unsent:
+            number = self.unsent[0]
+            task = self._tasks[number]
             try:
-                send(self._here, task.message)
+                send(self._here, task.message, number, task.slot)
             except OSError as error:
                 # Full; or too many descriptors are under way to workers, if any are.
-                is_busy = len(self._unsent) < len(self._tasks)
+                is_busy = len(self.unsent) < len(self._tasks)
                 if isinstance(error, BlockingIOError) or (error.errno == errno.ETOOMANYREFS and is_busy):
                     return
                 raise
-            self._unsent.popleft()
+            self.unsent.popleft()
             task.is_sent = True
 
     def take_back(self) -> None:
@@ -108,13 +112,13 @@ class TaskQueue:
             task.is_sent = task.is_sent and number in held
             if task.is_forgotten and not task.is_sent:
                 self.drop(number)
-        self._unsent = deque(number for number, task in self._tasks.items() if not task.is_sent)
+        self.unsent = deque(number for number, task in self._tasks.items() if not task.is_sent)
         self.flush()
 
     def forget(self) -> None:
         """Drops what no worker has begun, and forgets the rest."""
         self.take_back()
-        self._unsent.clear()
+        self.unsent.clear()
         for number, task in list(self._tasks.items()):
             task.is_forgotten = True
             if not task.is_sent:

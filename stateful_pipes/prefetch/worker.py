@@ -85,7 +85,7 @@ def work(job: Job, tasks: socket.socket, results: socket.socket) -> None:
         try:
             _prepare(job)
         except Exception as error:
-            _deliver(results, pack((None, capture(error), ()), task=STARTED))
+            _deliver(results, told(error), STARTED)
             return
         bench = _Bench(job)
         watch = Stopwatch()
@@ -106,19 +106,19 @@ def work(job: Job, tasks: socket.socket, results: socket.socket) -> None:
             # Now, so that whoever has the result finds what it took counted.
             job.timings.add(job.worker_id, begun, monotonic_ns(), message.size, timed)
             try:
-                _deliver(results, message)
+                _deliver(results, message, parcel.task, bench.number)
             except ConnectionError:
                 raise
             except OSError as error:  # no memory, no descriptor: told for what it is
-                _deliver(results, bench.told(parcel, error))
+                _deliver(results, told(error), parcel.task, bench.number)
     except (EOFError, ConnectionError):
         return  # the channel is shut down
 
 
-def _deliver(results: socket.socket, message: Message) -> None:
+def _deliver(results: socket.socket, message: Message, task: int, number: int = -1) -> None:
     while True:
         try:
-            return send(results, message)
+            return send(results, message, task, number)
         except BlockingIOError:
             _wait(results, select.POLLOUT)
         except OSError as error:
@@ -171,16 +171,25 @@ def _prepare(job: Job) -> None:
         job.worker_init_fn(job.worker_id)
 
 
+def told(error: Exception) -> Message:
+    """The error in place of items."""
+    return pack((None, capture(error), ()))
+
+
 class _Bench:
-    """Runs tickets, each with a slot to put its items into. What it sends are items and error, one of them None, and skips."""
+    """Runs tickets, each with a slot to put its items into. What it sends are items and error, one of them None, and skips.
+
+    Attributes:
+        number: The slot that goes back with what was made last; -1 for none.
+    """
 
     def __init__(self, job: Job) -> None:
         self._job = job
         self._collates_into = True
-        self._number = -1
+        self.number = -1
 
     def run(self, parcel: Parcel) -> Message:
-        self._number = parcel.number
+        self.number = parcel.number
         slot = self._job.arena.open(parcel.number) if parcel.number >= 0 else None
         if self._collates_into:
             collate.into(slot)
@@ -189,38 +198,34 @@ class _Bench:
         if slot is not None and not slot.let_go():
             # The user's code has kept a tensor that lies in the slot, so nobody may write there again. The items go as
             # copies, the slot is never given back, and from now on it is not collated into.
-            self._collates_into, self._number = False, -1
+            self._collates_into, self.number = False, -1
             try:
-                message = self._copied(message)
+                message = self._copied(message, parcel.number)
             except Exception as error:
-                message = self.told(parcel, error)
+                message = told(error)
         return message
-
-    def told(self, parcel: Parcel, error: Exception) -> Message:
-        """The error in place of items; the slot goes back with it, if it may."""
-        return pack((None, capture(error), ()), task=parcel.task, number=self._number)
 
     def _message(self, parcel: Parcel, slot: Slot | None) -> Message:
         """A function of its own, so that when it returns nothing but the user's code can still hold what it made."""
         try:
             with noting() as skips:
                 items = self._job.runner.run(parcel.open())
-            told = [(skip.node, skip.place, capture(skip.error)) for skip in skips]
+            left_out = [(skip.node, skip.place, capture(skip.error)) for skip in skips]
             try:
-                return pack((items, None, told), slot, task=parcel.task)
+                return pack((items, None, left_out), slot)
             except Exception as error:
                 if found := unpicklable(items[0] if len(items) == 1 else items, "the result"):
                     add_note(error, f"a worker sends what it made as a pickle, which cannot take {found}")
                 raise
         except Exception as error:
-            return self.told(parcel, error)
+            return told(error)
 
-    def _copied(self, message: Message) -> Message:
+    def _copied(self, message: Message, number: int) -> Message:
         one, other = open_channel()
         with one, other:
-            send(one, message)
+            send(one, message, number=number)
             parcel = receive(other)
-        return pack(parcel.open(self._job.arena), task=parcel.task)
+        return pack(parcel.open(self._job.arena))
 
 
 def prepare_process() -> None:

@@ -256,7 +256,7 @@ def test_what_pickle_cannot_take_is_refused_before_anything_is_sent(ends, value)
 def by_slot(ends, arena, make):
     """Through the channel and a slot, as a worker sends what it has made in it."""
     slot = arena.open(arena.borrow())
-    send(ends[0], pack(make(slot), slot))
+    send(ends[0], pack(make(slot), slot), number=slot.number)
     assert slot.let_go()
     return receive(ends[1]).open(arena)
 
@@ -285,7 +285,7 @@ class TestWithASlot:
         message = pack([*tensors, tensors[0][64:], tensors[1].view(2, -1), tensors[2][:10]], slot)
         assert slot._used == used
         assert not message.spilled
-        send(ends[0], message)
+        send(ends[0], message, number=slot.number)
         del message
         found = receive(ends[1]).open(arena)
         assert same(found, [*tensors, tensors[0][64:], tensors[1].view(2, -1), tensors[2][:10]])
@@ -294,7 +294,7 @@ class TestWithASlot:
         slot = arena.open(arena.borrow())
         image = slot.tensor((2, 20, 20, 3), torch.float32).fill_(2).permute(0, 3, 1, 2)
         used = slot._used
-        send(ends[0], pack(image, slot))
+        send(ends[0], pack(image, slot), number=slot.number)
         assert slot._used == used
         found = receive(ends[1]).open(arena)
         assert found.stride() == image.stride()
@@ -378,14 +378,14 @@ class TestWithASlot:
         with pytest.raises((TypeError, AttributeError, pickle.PicklingError)):
             pack([made_in(slot, 2000), lambda: 0], slot)
         gc.collect()  # the error's traceback
-        send(ends[0], pack("told", slot))
+        send(ends[0], pack("told", slot), number=slot.number)
         assert slot.let_go()
         assert receive(ends[1]).open(arena) == "told"
         assert taken(arena) == []
 
     def test_it_is_free_when_no_descriptor_is_left_for_the_rest(self, ends, arena):
         slot = arena.open(arena.borrow())
-        send(ends[0], pack([made_in(slot, 2000), torch.ones(SIZE)], slot))
+        send(ends[0], pack([made_in(slot, 2000), torch.ones(SIZE)], slot), number=slot.number)
         assert slot.let_go()
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))

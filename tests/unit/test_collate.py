@@ -177,7 +177,7 @@ def test_without_a_slot_it_lies_elsewhere(hooked):
 
 
 def test_when_the_slot_is_full_it_lies_elsewhere(hooked, monkeypatch):
-    monkeypatch.setattr(type(hooked), "_reserve", lambda self, size: None)
+    monkeypatch.setattr(type(hooked), "_reserve", lambda self, size: (-1, None))
     batch = default_collate([torch.arange(N)] * 2)
     assert hooked.offset_of(batch.data_ptr()) == -1
     assert same(batch, torch.stack([torch.arange(N)] * 2))

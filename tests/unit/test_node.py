@@ -6,6 +6,7 @@ import copy
 import gc
 import json
 import pickle
+import random
 import weakref
 from functools import partial
 
@@ -51,6 +52,14 @@ class Scaler(Node):
 
     def settings(self):
         return {"factor": self.factor}
+
+
+class Drawing(SamplerNode):
+    """Its pull draws as the training loop's own code may."""
+
+    def pull(self, count):
+        random.random()
+        return super().pull(count)
 
 
 class Countdown(Node):
@@ -765,3 +774,15 @@ def test_a_seed_that_the_sampler_got_while_the_node_was_closed_is_in_the_state()
     sampler.load_state_dict({**sampler.state_dict(), "seed": 2})
     assert len(list(node)) == 9
     assert node.get_state()["nodes"]["sampler"]["seed"] == 2
+
+
+def test_the_generators_are_as_before_after_run_and_only_that():
+    node = SeededMapper(Drawing(SequentialSampler(3)), lambda index: random.random(), seed=1)
+    random.seed(5)
+    items = list(StatefulDataLoader(node))
+    found = random.random()
+    assert len(set(items)) == 3
+    random.seed(5)
+    pulls = [random.random() for _ in range(4)]  # and the epoch's end
+    assert found == random.random()
+    assert set(pulls).isdisjoint(items)

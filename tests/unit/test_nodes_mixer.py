@@ -89,8 +89,7 @@ def pulled(node, counts=(1,), items=None):
         except StopIteration:
             return found
         assert len(positions_of(ticket)) <= count
-        with node.scope():
-            found += zip(positions_of(ticket), node.run(ticket), strict=True)
+        found += zip(positions_of(ticket), node.run_here(ticket)[0], strict=True)
 
 
 def items(node, count=None):
@@ -226,8 +225,7 @@ class Walk(tn.BaseNode):
 
     def next(self):
         ticket = self.node.pull(1)
-        with self.node.scope():
-            return self.node.run(ticket)[0]
+        return self.node.run_here(ticket)[0][0]
 
     def get_state(self):
         return {}
@@ -716,8 +714,7 @@ def test_the_samples_of_a_ticket():
     for count in (1, 5, 8):
         first = node.mark()[1]
         ticket = node.pull(count)
-        with node.scope():
-            made = [item[:2] if isinstance(item, tuple) else (0, item) for item in node.run(ticket)]
+        made = [item[:2] if isinstance(item, tuple) else (0, item) for item in node.run_here(ticket)[0]]
         assert node.samples(ticket) == (0, list(range(first, first + count)), [(("low", "high")[n], index) for n, index in made])
     batches = Mixer(
         [SeededBatcher(SamplerNode(SequentialSampler(6)), 3, collate_fn=list), tn.IterableWrapper([0])], [1, 1], seed=4
@@ -806,8 +803,7 @@ def test_a_ticket_is_plain_and_what_workers_get_is_small():
     assert len(pickle.dumps(node.pull(256))) < 256 * 9 + 1000
     ticket = node.pull(8)
     other = pickle.loads(pickle.dumps(node))
-    with node.scope():
-        assert other.run(ticket) == node.run(ticket) == node.run(ticket)
+    assert other.run_here(ticket) == node.run_here(ticket) == node.run_here(ticket)
 
 
 def test_endless_sources():

@@ -82,6 +82,13 @@ class Runner:
         return Samples(4, [7, 8], [ticket[0], "another"])
 
 
+def result(pool, number, timeout=0):
+    """The items of a task that leaves nothing out."""
+    items, skips = pool.result(number, timeout)
+    assert not skips
+    return items
+
+
 @pytest.fixture
 def pipe():
     """A read end that keeps a worker busy until something is written; inherited over fork."""
@@ -116,7 +123,7 @@ def test_results_by_number_in_any_order(make):
     pool = make()
     tasks = [pool.submit(("square", value)) for value in range(20)]
     assert tasks == list(range(tasks[0], tasks[0] + 20))
-    assert [pool.result(task) for task in reversed(tasks)] == [[value * value] for value in reversed(range(20))]
+    assert [result(pool, task) for task in reversed(tasks)] == [[value * value] for value in reversed(range(20))]
     assert pool.outstanding == 0
 
 
@@ -124,34 +131,34 @@ def test_large_results(make):
     pool = make()
     tasks = [pool.submit(("tensor", size)) for size in (0, 1, 200_000)]
     for task, size in zip(tasks, (0, 1, 200_000), strict=True):
-        assert same(pool.result(task), [torch.full((size,), 3.0)])
+        assert same(result(pool, task), [torch.full((size,), 3.0)])
 
 
 def test_large_tickets(make):
     pool = make(1)
-    assert pool.result(pool.submit(("square", torch.ones(100_000))))[0].sum() == 100_000
+    assert result(pool, pool.submit(("square", torch.ones(100_000))))[0].sum() == 100_000
 
 
 def test_more_tasks_than_the_channel_holds(make):
     pool = make(1)
     tasks = [pool.submit(("square", value)) for value in range(3000)]
     assert pool.outstanding == 3000
-    assert [pool.result(task)[0] for task in tasks] == [value * value for value in range(3000)]
+    assert [result(pool, task)[0] for task in tasks] == [value * value for value in range(3000)]
 
 
 def test_a_free_worker_takes_the_next_task(make, pipe):
     """One is held up; the other does all the rest."""
     pool = make(2)
     held = pool.submit(("wait", pipe[0]))
-    others = {pool.result(pool.submit(("pid", None)))[0] for _ in range(10)}
+    others = {result(pool, pool.submit(("pid", None)))[0] for _ in range(10)}
     assert len(others) == 1
     os.write(pipe[1], b"x")
-    assert pool.result(held) == ["waited"]
+    assert result(pool, held) == ["waited"]
 
 
 def test_workers_are_named_children_of_this_process(make):
     pool = make(3)
-    pids = {pool.result(pool.submit(("pid", None)))[0] for _ in range(30)}
+    pids = {result(pool, pool.submit(("pid", None)))[0] for _ in range(30)}
     mine = children()
     assert len(mine) == 3
     assert pids <= {child.pid for child in mine}
@@ -163,7 +170,7 @@ def test_workers_are_named_children_of_this_process(make):
 def test_close_is_idempotent_and_ends_busy_and_stopped_workers(make, pipe):
     pool = make(3)
     pool.submit(("wait", pipe[0]))
-    pool.result(pool.submit(("pid", None)))
+    result(pool, pool.submit(("pid", None)))
     processes = [child.pid for child in children()]
     os.kill(processes[-1], signal.SIGSTOP)  # deaf to everything but SIGKILL
     pool.close()
@@ -179,7 +186,7 @@ def test_no_descriptor_is_left(make):
     gc.collect()
     before = len(os.listdir("/proc/self/fd"))
     pool = make(3)
-    pool.result(pool.submit(("tensor", 100_000)))
+    result(pool, pool.submit(("tensor", 100_000)))
     pool.close()
     assert len(os.listdir("/proc/self/fd")) == before
 
@@ -188,7 +195,7 @@ def test_dropping_it_ends_it_without_the_garbage_collector(make):
     gc.disable()
     try:
         pool = make()
-        pool.result(pool.submit(("pid", None)))
+        result(pool, pool.submit(("pid", None)))
         del pool
         assert children() == []
     finally:
@@ -199,12 +206,12 @@ def test_an_error_comes_with_its_own_result(make):
     pool = make()
     bad = pool.submit(("raise", KeyError("sample")))
     good = pool.submit(("square", 3))
-    assert pool.result(good) == [9]
+    assert result(pool, good) == [9]
     with pytest.raises(KeyError, match="sample") as caught:
-        pool.result(bad)
+        result(pool, bad)
     assert "in run" in str(caught.value.__cause__)
     assert not pool.is_broken
-    assert pool.result(pool.submit(("square", 4))) == [16]
+    assert result(pool, pool.submit(("square", 4))) == [16]
 
 
 @pytest.mark.parametrize(
@@ -221,7 +228,7 @@ def test_an_error_comes_with_its_own_result(make):
 def test_a_task_whose_workers_die_is_given_up(make, ticket, words, remedy, caplog):
     pool = make(2, max_restarts=2)
     with pytest.raises(WorkerDiedError, match=rf"worker [01] \(pid \d+\) {words}") as caught:
-        pool.result(pool.submit(ticket))
+        result(pool, pool.submit(ticket))
     error = caught.value
     assert remedy in error.remedy
     assert error.exit_code == (-ticket[1] if ticket[0] == "kill" else ticket[1])
@@ -231,7 +238,7 @@ def test_a_task_whose_workers_die_is_given_up(make, ticket, words, remedy, caplo
     assert pool.restarts == 3
     assert [record.levelname for record in caplog.records] == ["WARNING"] * 3
     assert not pool.is_broken
-    assert pool.result(pool.submit(("square", 3))) == [9]
+    assert result(pool, pool.submit(("square", 3))) == [9]
     assert taken(pool) == set()
     pool.close()
     assert children() == []
@@ -241,8 +248,8 @@ def test_with_no_restart_allowed_the_first_death_is_the_last(make):
     pool = make(1, max_restarts=0)
     bad, good = pool.submit(("exit", 1)), pool.submit(("square", 3))
     with pytest.raises(WorkerDiedError):
-        pool.result(bad)
-    assert pool.result(good) == [9]
+        result(pool, bad)
+    assert result(pool, good) == [9]
     assert pool.restarts == 1
 
 
@@ -250,26 +257,26 @@ def test_with_no_restart_allowed_the_first_death_is_the_last(make):
 def test_what_a_dead_worker_had_in_hand_is_run_again(make, method):
     pool = make(2, method=method)
     warm = [pool.submit(("square", value)) for value in range(4)]
-    assert [pool.result(task) for task in warm] == [[value * value] for value in range(4)]
+    assert [result(pool, task) for task in warm] == [[value * value] for value in range(4)]
     tasks = [pool.submit(("square", value)) for value in range(30)]
     for child in children():
         os.kill(child.pid, signal.SIGKILL)
-    assert [pool.result(task) for task in tasks] == [[value * value] for value in range(30)]
+    assert [result(pool, task) for task in tasks] == [[value * value] for value in range(30)]
     while pool.restarts < 2:  # until both are missed
-        pool.result(pool.submit(("square", 1)))
+        result(pool, pool.submit(("square", 1)))
     assert taken(pool) == set()
 
 
 def test_a_death_is_noticed_although_there_is_something_to_hand_out(make):
     pool = make()
     tasks = [pool.submit(("square", value)) for value in range(4)]
-    pool.result(tasks[3])
+    result(pool, tasks[3])
     while not all(task in pool._done for task in tasks[:3]):
         pool._look(None)
     victim = children()[0]
     victim.kill()
     victim.join()
-    assert [pool.result(task) for task in tasks[:3]] == [[0], [1], [4]]
+    assert [result(pool, task) for task in tasks[:3]] == [[0], [1], [4]]
     assert pool.restarts == 1
 
 
@@ -278,8 +285,8 @@ def test_a_task_may_kill_as_many_workers_as_there_may_be_restarts(make):
     runner.lives = multiprocessing.Value("i", 3)
     pool = make(2, runner, max_restarts=3)
     task, other = pool.submit(("lives", None)), pool.submit(("square", 5))
-    assert pool.result(task) == ["survived"]
-    assert pool.result(other) == [25]
+    assert result(pool, task) == ["survived"]
+    assert result(pool, other) == [25]
     assert pool.restarts == 3
 
 
@@ -297,7 +304,7 @@ def test_workers_killed_at_any_moment_change_nothing_and_lose_no_slot(make):
             pool.forget()
             continue
         for value, task in enumerate(tasks):
-            found = pool.result(task)
+            found = result(pool, task)
             assert same(found, [torch.full((2, 5000), value)]), turn
             held = [*held[-3:], found]
     finish(pool)
@@ -313,7 +320,7 @@ def test_the_task_that_was_forgotten_with_its_dead_worker_is_not_run_again(make,
     pool.forget()
     (worker,) = children()
     os.kill(worker.pid, signal.SIGKILL)
-    assert pool.result(pool.submit(("square", 3))) == [9]
+    assert result(pool, pool.submit(("square", 3))) == [9]
     assert pool.outstanding == 0
     assert taken(pool) == set()
 
@@ -321,7 +328,7 @@ def test_the_task_that_was_forgotten_with_its_dead_worker_is_not_run_again(make,
 def test_a_worker_that_ends_before_it_can_do_anything_is_not_replaced_for_ever(make):
     pool = make(1, worker_init_fn=lambda _: os._exit(0))
     with pytest.raises(WorkerDiedError, match="exit code 0"):
-        pool.result(pool.submit(("square", 2)))
+        result(pool, pool.submit(("square", 2)))
     assert pool.is_broken
     assert pool.restarts == 0
 
@@ -329,7 +336,7 @@ def test_a_worker_that_ends_before_it_can_do_anything_is_not_replaced_for_ever(m
 def test_workers_that_are_killed_as_they_start_are_replaced_a_few_times(make):
     pool = make(1, worker_init_fn=lambda _: os.kill(os.getpid(), signal.SIGKILL))
     with pytest.raises(WorkerDiedError, match="SIGKILL"):
-        pool.result(pool.submit(("square", 2)))
+        result(pool, pool.submit(("square", 2)))
     assert pool.restarts == 3
 
 
@@ -337,24 +344,24 @@ def test_a_worker_that_stands_still_between_taking_and_telling_is_killed(make, m
     """It may have the task or not: only when it is dead that is certain."""
     monkeypatch.setattr(processes, "_TAKING_S", 0.01)
     pool = make(2)
-    assert pool.result(pool.submit(("square", 1))) == [1]
+    assert result(pool, pool.submit(("square", 1))) == [1]
     one, other = children()
     os.kill(one.pid, signal.SIGSTOP)
     os.kill(other.pid, signal.SIGSTOP)
     tasks = [pool.submit(("square", value)) for value in range(5)]
     pool._claims.write(int(one.name[-1]), TAKING)
     os.kill(other.pid, signal.SIGKILL)
-    assert [pool.result(task) for task in tasks] == [[value * value] for value in range(5)]
+    assert [result(pool, task) for task in tasks] == [[value * value] for value in range(5)]
     assert pool.restarts == 2
 
 
 def test_a_stopped_worker_alone_is_not_replaced_before_the_timeout_and_named_then(make):
     pool = make(1)
-    assert pool.result(pool.submit(("square", 1))) == [1]
+    assert result(pool, pool.submit(("square", 1))) == [1]
     os.kill(children()[0].pid, signal.SIGSTOP)
     task = pool.submit(("square", 2))
     with pytest.raises(WorkerTimeoutError, match=r"worker 0 \(pid \d+\) .* and is stopped"):
-        pool.result(task, timeout=0.01)
+        result(pool, task, timeout=0.01)
     assert pool.is_broken
 
 
@@ -370,9 +377,9 @@ class Forking(Runner):
 
 def test_the_death_of_a_worker_that_has_children_is_noticed(make, pipe):
     pool = make(1, Forking())
-    (pid,) = pool.result(pool.submit(("fork", pipe[0])))
+    (pid,) = result(pool, pool.submit(("fork", pipe[0])))
     os.kill(pid, signal.SIGKILL)
-    assert pool.result(pool.submit(("square", 3))) == [9]
+    assert result(pool, pool.submit(("square", 3))) == [9]
     os.write(pipe[1], b"x")
     assert pool.restarts == 1
 
@@ -380,16 +387,16 @@ def test_the_death_of_a_worker_that_has_children_is_noticed(make, pipe):
 def test_workers_outlive_the_server_that_forked_them(make):
     """And are not taken for dead: two would write to one slot."""
     pool = make(2, method="forkserver")
-    assert pool.result(pool.submit(("square", 3))) == [9]
+    assert result(pool, pool.submit(("square", 3))) == [9]
     while {pool._claims.read(worker_id).task for worker_id in range(2)} != {IDLE}:
         pass
     os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL)
     tasks = [pool.submit(("square", value)) for value in range(20)]
-    assert [pool.result(task) for task in tasks] == [[value * value] for value in range(20)]
+    assert [result(pool, task) for task in tasks] == [[value * value] for value in range(20)]
     assert pool.restarts == 0
     os.kill(pool._processes._processes[0].pid, signal.SIGKILL)
     while pool.restarts < 1:
-        assert pool.result(pool.submit(("square", 4))) == [16]
+        assert result(pool, pool.submit(("square", 4))) == [16]
     pool.close()
 
 
@@ -397,10 +404,10 @@ def test_workers_that_somebody_else_reaps_are_replaced(make):
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
         pool = make(2)
-        assert pool.result(pool.submit(("square", 3))) == [9]
+        assert result(pool, pool.submit(("square", 3))) == [9]
         os.kill(children()[0].pid, signal.SIGKILL)
         while pool.restarts < 1:
-            assert pool.result(pool.submit(("square", 4))) == [16]
+            assert result(pool, pool.submit(("square", 4))) == [16]
         pool.close()
     finally:
         signal.signal(signal.SIGCHLD, before)
@@ -412,7 +419,7 @@ def test_workers_that_somebody_else_reaps_are_replaced(make):
 def test_interrupts_are_left_to_the_main_process_which_answers_them_as_before(make, method):
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     pool = make(1, method=method)
-    assert pool.result(pool.submit(("signals", None))) == [signal.SIG_IGN, mask]
+    assert result(pool, pool.submit(("signals", None))) == [signal.SIG_IGN, mask]
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == mask
 
 
@@ -479,11 +486,11 @@ def test_in_a_daemonic_process_it_is_refused_with_a_remedy(make, monkeypatch):
 
 def test_timeout(make, pipe):
     pool = make(1)
-    assert pool.result(pool.submit(("square", 3)), timeout=60) == [9]
+    assert result(pool, pool.submit(("square", 3)), timeout=60) == [9]
     task = pool.submit(("wait", pipe[0]))
     doing = r"worker 0 \(pid \d+\) is busy with epoch 4, positions 7, 8 .* for 0\.\d s"
     with pytest.raises(WorkerTimeoutError, match=doing) as caught:
-        pool.result(task, timeout=0.05)
+        result(pool, task, timeout=0.05)
     assert "timeout" in caught.value.remedy
     assert pool.is_broken
     pool.close()
@@ -495,7 +502,7 @@ def test_a_failing_init(make):
 
     pool = make(1, worker_init_fn=init)
     with pytest.raises(ValueError, match="no license"):
-        pool.result(pool.submit(("square", 1)))
+        result(pool, pool.submit(("square", 1)))
     assert pool.is_broken
 
 
@@ -508,16 +515,16 @@ def test_forget_takes_back_what_no_worker_has_begun(make, pipe):
     fresh = pool.submit(("square", 5))
     assert fresh > tasks[-1]
     os.write(pipe[1], b"x")
-    assert pool.result(fresh) == [25]
+    assert result(pool, fresh) == [25]
     assert pool.outstanding == 0
 
 
 def test_forget_drops_results_too(make):
     pool = make(1)
     tasks = [pool.submit(("square", value)) for value in range(10)]
-    pool.result(tasks[-1])
+    result(pool, tasks[-1])
     pool.forget()
-    assert pool.result(pool.submit(("square", 7))) == [49]
+    assert result(pool, pool.submit(("square", 7))) == [49]
     assert pool.outstanding == 0
 
 
@@ -525,14 +532,14 @@ def test_a_forgotten_error_is_forgotten(make):
     pool = make(1)
     pool.submit(("raise", ValueError("old")))
     pool.forget()
-    assert pool.result(pool.submit(("square", 7))) == [49]
+    assert result(pool, pool.submit(("square", 7))) == [49]
 
 
 def test_the_runner_is_as_it_was_at_the_start(make):
     runner = Runner()
     pool = make(1, runner)
     runner.state = "changed"
-    assert pool.result(pool.submit(("state", None))) == ["as it was at the start"]
+    assert result(pool, pool.submit(("state", None))) == ["as it was at the start"]
 
 
 def test_a_ticket_that_cannot_be_sent_is_refused_at_once(make):
@@ -540,18 +547,18 @@ def test_a_ticket_that_cannot_be_sent_is_refused_at_once(make):
     with pytest.raises(Exception, match="pickle"):
         pool.submit(("square", lambda: 0))
     assert pool.outstanding == 0
-    assert pool.result(pool.submit(("square", 2))) == [4]
+    assert result(pool, pool.submit(("square", 2))) == [4]
 
 
 def test_a_forked_child_cannot_use_it_and_does_not_end_it(make):
     pool = make(1)
-    pool.result(pool.submit(("square", 2)))
+    result(pool, pool.submit(("square", 2)))
     told, tell = socket.socketpair()
     pid = os.fork()
     if pid == 0:
         try:
             found = []
-            for use in (lambda: pool.submit(("square", 2)), lambda: pool.result(0)):
+            for use in (lambda: pool.submit(("square", 2)), lambda: result(pool, 0)):
                 try:
                     use()
                 except ConcurrentUseError as error:
@@ -566,7 +573,7 @@ def test_a_forked_child_cannot_use_it_and_does_not_end_it(make):
     tell.close()
     assert len(lines) == 2
     assert all(f"belong to process {os.getpid()}" in line for line in lines)
-    assert pool.result(pool.submit(("square", 3))) == [9]
+    assert result(pool, pool.submit(("square", 3))) == [9]
 
 
 def test_a_worker_that_cannot_be_started_by_spawn_is_refused_at_once(make):
@@ -604,7 +611,7 @@ def lies_in_a_slot(pool, tensor):
 def finish(pool):
     """Until no task is under way, those forgotten included."""
     while pool.outstanding:
-        pool.result(pool.submit(("square", 1)))
+        result(pool, pool.submit(("square", 1)))
 
 
 def test_the_slots_are_as_many_as_was_said(make):
@@ -615,24 +622,24 @@ def test_the_slots_are_as_many_as_was_said(make):
 
 def test_while_the_caller_holds_more_than_there_are_slots_each_has_memory_of_its_own(make):
     pool = make(slots=8)
-    held = [pool.result(pool.submit(("collate", value)))[0] for value in range(30)]
+    held = [result(pool, pool.submit(("collate", value)))[0] for value in range(30)]
     assert sum(lies_in_a_slot(pool, batch) for batch in held) == 8
     for turn in range(100):
-        assert same(pool.result(pool.submit(("collate", turn))), [torch.full((2, 5000), turn)])
+        assert same(result(pool, pool.submit(("collate", turn))), [torch.full((2, 5000), turn)])
     for value, batch in enumerate(held):
         assert same(batch, torch.full((2, 5000), value))
     del held, batch
     assert taken(pool) == set()
-    assert lies_in_a_slot(pool, pool.result(pool.submit(("collate", 1)))[0])
+    assert lies_in_a_slot(pool, result(pool, pool.submit(("collate", 1)))[0])
 
 
 def test_a_held_result_keeps_its_slot_and_the_rest_go_round(make):
     pool = make(slots=8)
-    (held,) = pool.result(pool.submit(("collate", -1)))
+    (held,) = result(pool, pool.submit(("collate", -1)))
     part = held[1, 7:9]
     del held
     for value in range(50):
-        assert same(pool.result(pool.submit(("collate", value))), [torch.full((2, 5000), value)])
+        assert same(result(pool, pool.submit(("collate", value))), [torch.full((2, 5000), value)])
     assert len(taken(pool)) == 1
     assert part.tolist() == [-1, -1]
     pool.close()
@@ -642,7 +649,7 @@ def test_a_held_result_keeps_its_slot_and_the_rest_go_round(make):
 
 def test_a_result_without_large_parts_holds_no_slot(make):
     pool = make()
-    held = [pool.result(pool.submit(("tensor", 100))) for _ in range(20)]
+    held = [result(pool, pool.submit(("tensor", 100))) for _ in range(20)]
     assert taken(pool) == set()
     assert len(held) == 20
 
@@ -678,9 +685,9 @@ def test_no_slot_is_lost_over_many_rounds(make, pipe):
         for task, (what, value) in tasks[: draw.randint(0, 6)]:
             if what in ("raise", "unpicklable"):
                 with pytest.raises(Exception, match=r"x|pickle"):
-                    pool.result(task)
+                    result(pool, task)
             else:
-                found = pool.result(task)
+                found = result(pool, task)
                 expected = torch.full((2, 5000), 2) if what == "collate" else torch.full((value,), 3.0)
                 assert same(found, [expected])
                 held = [*held[-4:], found]
@@ -689,9 +696,9 @@ def test_no_slot_is_lost_over_many_rounds(make, pipe):
         if draw.random() < 0.1:
             slow = pool.submit(("wait", pipe[0]))
             with pytest.raises(WorkerTimeoutError):
-                pool.result(slow, timeout=0.001)
+                result(pool, slow, timeout=0.001)
             os.write(pipe[1], b"x")
-            assert pool.result(slow) == ["waited"]
+            assert result(pool, slow) == ["waited"]
     pool.forget()
     finish(pool)
     del held, found
@@ -702,9 +709,9 @@ def test_no_slot_is_lost_over_many_rounds(make, pipe):
 def test_what_cannot_be_rebuilt_is_told_when_its_own_turn_comes(make):
     pool = make(1)
     bad, good = pool.submit(("cannot be rebuilt", None)), pool.submit(("square", 3))
-    assert pool.result(good) == [9]  # by when the other one has arrived
+    assert result(pool, good) == [9]  # by when the other one has arrived
     with pytest.raises(ValueError, match="invalid literal"):
-        pool.result(bad)
+        result(pool, bad)
     assert not pool.is_broken
     assert taken(pool) == set()
 
@@ -713,15 +720,15 @@ def test_what_cannot_be_rebuilt_and_was_forgotten_is_not_told(make):
     pool = make(1)
     pool.submit(("cannot be rebuilt", None))
     pool.forget()
-    assert pool.result(pool.submit(("square", 7))) == [49]
+    assert result(pool, pool.submit(("square", 7))) == [49]
     assert taken(pool) == set()
 
 
 def test_a_closed_pool_keeps_the_memory_of_held_batches_only(make):
     pool = make(1, slots=8)
     tasks = [pool.submit(("collate", value)) for value in range(4)]
-    held = pool.result(tasks[0])
-    pool.result(tasks[3])  # dropped; the two between have been made, and are not asked for
+    held = result(pool, tasks[0])
+    result(pool, tasks[3])  # dropped; the two between have been made, and are not asked for
     descriptor = os.dup(pool._arena._file.descriptor)
     assert os.fstat(descriptor).st_blocks * 512 > 3 * held[0].nbytes
     pool.close()
@@ -747,7 +754,7 @@ def test_a_ticket_for_which_there_is_no_descriptor_is_refused_and_leaves_nothing
             pool.submit(("square", torch.ones(100_000)))
     assert pool.outstanding == 0
     assert taken(pool) == set()
-    assert pool.result(pool.submit(("square", 3))) == [9]
+    assert result(pool, pool.submit(("square", 3))) == [9]
 
 
 def test_too_many_descriptors_under_way_are_waited_for(make, monkeypatch):
@@ -764,8 +771,8 @@ def test_too_many_descriptors_under_way_are_waited_for(make, monkeypatch):
 
     monkeypatch.setattr(memory_files, "create", refuse_once)
     waiting = pool.submit(("square", torch.ones(100_000)))
-    assert pool.result(running) == [4]
-    assert pool.result(waiting)[0].sum() == 100_000
+    assert result(pool, running) == [4]
+    assert result(pool, waiting)[0].sum() == 100_000
     assert not refusals
 
 
@@ -800,7 +807,7 @@ def test_an_interrupt_at_any_line_leaves_the_pool_whole_or_known_to_be_broken(ma
     for at in itertools.count():
         pool = make(1, slots=8)
         tasks = [pool.submit(("collate", value)) for value in range(3)]
-        pool.result(tasks[0])
+        result(pool, tasks[0])
         call = pool.forget if what == "forget" else lambda pool=pool: pool.submit(("collate", 9))
         came = interrupted(at, call)
         if not pool.is_broken:

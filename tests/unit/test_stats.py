@@ -139,7 +139,7 @@ def test_counts_are_exact_over_killed_workers(ticks, lives):
     node = batches_of(dataset)
     pool = pool_of(node, dataset)
     tasks = [pool.submit(node.pull(1)) for _ in range(20)]
-    items = [pool.result(task) for task in tasks]
+    items = [pool.result(task)[0] for task in tasks]
     assert items == [[[2 * i, 2 * i + 1]] for i in range(20)]
     assert pool.restarts == lives
     usage = pool.timings.usage()
@@ -147,7 +147,7 @@ def test_counts_are_exact_over_killed_workers(ticks, lives):
     assert dict(zip(NAMES, usage.nodes, strict=False)) == expected(20)
     # Besides the nodes, a look before the outermost one and one after it.
     assert usage.busy == sum(expected(20).values()) + 20 * 2
-    assert usage.bytes == sum(pack((item, None, []), task=0).size for item in items)
+    assert usage.bytes == sum(pack((item, None, [])).size for item in items)
     spans = [span for spans in pool.timings.spans() for span in spans]
     assert len(spans) == 20
     assert sum(ended - begun for begun, ended in spans) == usage.busy

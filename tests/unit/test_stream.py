@@ -7,14 +7,12 @@ import itertools
 import sys
 import threading
 from array import array
-from contextlib import nullcontext
 
 import pytest
 
 from stateful_pipes import positions_of
 from stateful_pipes.errors import ConcurrentUseError, IteratorInvalidError, LoaderFailedError
 from stateful_pipes.pulled import Pulled, pull_one
-from stateful_pipes.skips import admitted
 from stateful_pipes.stream import Stream
 from stateful_pipes.ticket import EpochEnd
 
@@ -30,7 +28,6 @@ class Counting:
         self.at = (0, 0)
         self.ran = []
         self.during_run = lambda: None
-        self.budget = 0
 
     def _fault(self, what, at):
         error = self.faults.pop((what, *at), None)
@@ -46,12 +43,12 @@ class Counting:
         self.at = (epoch, position + 1)
         return (epoch, (position, position + 1, 1))
 
-    def run(self, ticket):
+    def run_here(self, ticket):
         at = (ticket[0], ticket[1][0])
         self.ran.append(at)
         self.during_run()
         self._fault("run", at)
-        return [at]
+        return [at], []
 
     def mark(self):
         self._fault("mark", self.at)
@@ -60,12 +57,6 @@ class Counting:
     def seek(self, mark):
         self._fault("seek", mark)
         self.at = mark
-
-    def scope(self):
-        return nullcontext()
-
-    def admit(self, skips):
-        return admitted(skips, {"mapper": self.budget}, {})
 
 
 class Ending(Counting):
@@ -79,10 +70,10 @@ class Ending(Counting):
         self.at = (epoch, position + 1)
         return (epoch, (position, position + 1, 1))
 
-    def run(self, ticket):
+    def run_here(self, ticket):
         if ticket[1][0] >= self.length:
             raise EpochEnd
-        return super().run(ticket)
+        return super().run_here(ticket)
 
     def next_epoch(self, mark):
         self.at = (mark[0] + 1, 0)
@@ -380,30 +371,9 @@ def test_a_leaked_stop_iteration_is_an_error(kind):
 @pytest.mark.parametrize("items", [[], [1, 2]])
 def test_run_gives_one_item_a_ticket(items):
     node, stream = Counting(), Stream()
-    node.run = lambda ticket: items
+    node.run_here = lambda ticket: (items, [])
     with pytest.raises(ValueError, match="values to unpack"):
         stream.take(node, 0, 0)
-
-
-def test_the_scope_is_around_run_alone():
-    node, stream = Counting(), Stream()
-    inside = []
-
-    class Scope:
-        def __enter__(self):
-            inside.append(True)
-
-        def __exit__(self, *_):
-            inside.pop()
-
-    seen = []
-    node.scope = Scope
-    node.during_run = lambda: seen.append(bool(inside))
-    pull = node.pull
-    node.pull = lambda count: (seen.append(not inside), pull(count))[1]
-    rest(stream, node)
-    assert seen
-    assert all(seen)
 
 
 def test_one_thread_at_a_time():

@@ -87,7 +87,7 @@ def answers(tickets, *, init=None, worker_id=1, arena=None, runner=None, nodes=(
     tasks, worker_tasks = open_channel()
     results, worker_results = open_channel()
     for task, ticket in enumerate(tickets):
-        send(tasks, pack(ticket, task=task, number=arena.borrow() if arena else -1))
+        send(tasks, pack(ticket), task, arena.borrow() if arena else -1)
     tasks.close()  # after the tickets, the worker reads the end
     own = twin(arena) if arena else Arena(0)
     job = Job(
@@ -135,9 +135,7 @@ class TestWork:
         monkeypatch.setattr(worker, "monotonic_ns", lambda: next(ticks))
         monkeypatch.setattr("stateful_pipes.prefetch.timings.monotonic_ns", lambda: next(ticks))
         deliver = worker._deliver
-        monkeypatch.setattr(
-            worker, "_deliver", lambda results, message: (seen.append(timings.usage()), deliver(results, message))
-        )
+        monkeypatch.setattr(worker, "_deliver", lambda results, *sent: (seen.append(timings.usage()), deliver(results, *sent)))
         answers([2, 3], runner=runner, nodes=[runner.inner, runner], timings=timings)
         size = pack(([4], None, [])).size
         assert [(one.busy, one.bytes, one.nodes) for one in seen] == [
@@ -216,7 +214,7 @@ class TestWork:
                 return super().run(ticket)
 
         for task, ticket in enumerate([2, 3, 4]):
-            send(tasks, pack(ticket, task=task))
+            send(tasks, pack(ticket), task)
         tasks.close()
         work(Job(Rival(), (), Arena(0), Claims(2), Timings(2, 0), 2, None, 7, None, os.getpid(), 0), worker_tasks, worker_results)
         worker_results.close()
@@ -261,7 +259,7 @@ def test_it_ends_with_the_main_process_whatever_it_does(monkeypatch, has_pidfd, 
         main.communicate(b"\n")
     tasks, worker_tasks = open_channel()
     results, worker_results = open_channel()
-    send(tasks, pack(None, task=5))
+    send(tasks, pack(None), 5)
     claims = Claims(1)
     job = Job(Endless(), (), Arena(0), claims, Timings(1, 0), 1, None, 7, None, main.pid, 0)
     process = multiprocessing.get_context("fork").Process(target=worker.start, args=(job, worker_tasks, worker_results))
