@@ -12,6 +12,7 @@ from stateful_pipes.contract import NodeContract, walk
 from stateful_pipes.errors import NodeAttachedError, ResumableModeRequiredError
 from stateful_pipes.naming import instance_name, snake_case, told_apart
 from stateful_pipes.pipeline_state import ALLOW, load, state_at
+from stateful_pipes.pulled import Pulled, pull_one
 from stateful_pipes.rng import preserved
 from stateful_pipes.samplers.order import check_epoch
 from stateful_pipes.skips import Skip, admitted, noting
@@ -184,6 +185,10 @@ class Node(NodeContract, BaseNode[T_co]):
             if node is not None:
                 return node.top()
         return self
+
+    def pull_ahead(self) -> Pulled:
+        """What `pull` comes to for one item; an error is in it, and not raised."""
+        return pull_one(self)
 
     def run_here(self, ticket: Ticket) -> tuple[list[Any], Sequence[Skip]]:
         """What `run` gives, and the samples that were left out; the global generators are as before then."""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from stateful_pipes.caught import brief
 from stateful_pipes.errors import ConcurrentUseError, IteratorInvalidError, LoaderFailedError
-from stateful_pipes.pulled import Pullable, Pulled, Runnable, Steppable, looked_at, pull_one, run_one
+from stateful_pipes.pulled import Pullable, Pulled, Runnable, Steppable, looked_at, run_one
 from stateful_pipes.skips import LEFT_OUT
 from stateful_pipes.ticket import EpochEnd, Mark
 
@@ -141,14 +141,14 @@ class Stream:
             self.settle(node)
         here, current = self._place or self.last(node), self._ahead
         self._ahead, self._astray = None, True
-        current = current or pull_one(node)
+        current = current or node.pull_ahead()
         if current.is_end:
             self._place, self._astray = Place(current.mark, 0, here.skipped), False
             raise StopIteration
         try:
             if current.error is not None:
                 raise current.error
-            following = pull_one(node)
+            following = node.pull_ahead()
             item, skips = current.ready or run_one(node, current.ticket or ())
             if node.ends_in_run:
                 following = looked_at(node, following, current.mark)

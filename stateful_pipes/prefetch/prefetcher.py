@@ -20,6 +20,7 @@ from stateful_pipes.prefetch.ahead import Ahead
 from stateful_pipes.prefetch.pool import WorkerPool
 from stateful_pipes.prefetch.processes import context_of, refuse_unpicklable
 from stateful_pipes.prefetch.timings import Usage
+from stateful_pipes.pulled import Pulled, kept
 from stateful_pipes.rng import GlobalGenerator
 from stateful_pipes.skips import Skip, note
 from stateful_pipes.ticket import Mark, Ticket, packed, positions_of
@@ -134,6 +135,17 @@ class ProcessPrefetcher(Node[T_co]):
             return tickets[0]
         firsts = [positions_of(ticket)[0] for ticket in tickets]
         return (tickets[0][0], packed(firsts), tuple([task for ticket in tickets for task in ticket[2]]))
+
+    def pull_ahead(self) -> Pulled:
+        if self._runs_here:
+            return super().pull_ahead()
+        # What `pull(1)` and `mark` would make anew.
+        if not self._ahead.under_way:
+            try:
+                self._ahead.fill(self._started(), at_least=1)
+            except Exception as error:
+                return Pulled(None, (), kept(error))
+        return self._ahead.pop()
 
     def run(self, ticket: Ticket) -> list[Any]:
         """The finished items of a ticket; waits for them. Unlike other nodes', main process only and once a ticket."""

@@ -43,6 +43,9 @@ class Counting:
         self.at = (epoch, position + 1)
         return (epoch, (position, position + 1, 1))
 
+    def pull_ahead(self):
+        return pull_one(self)
+
     def run_here(self, ticket):
         at = (ticket[0], ticket[1][0])
         self.ran.append(at)
