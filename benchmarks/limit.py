@@ -6,8 +6,10 @@ The limit: each of two processes reads samples under the same three seeds as our
 uses again and again, with the allocator's settings that ours makes in its workers, and no transport at all. A ratio is
 of ours to it, in batches a second, in the same round. Before anything is timed, both give the same bytes.
 
-Beside it the limit where for each batch the two send one byte, for which the main process waits: what it costs at least,
-on so many cores, that a third process is woken for each batch, runs, and takes the caches with it.
+Beside it, what the distance consists of: the limit where for each batch the two send one byte, for which the main process
+waits (what it costs at least, on so many cores, that a third process is woken, runs, and takes the caches with it); where
+torch's own `default_collate` collates, as it does for ours, into the same memory, and not lines written for the workload; and
+where that memory is one of as many places in turn as ours has on their way.
 
 Latest, on two cores of an AMD EPYC, otherwise idle:
 
@@ -38,12 +40,14 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
 from functools import partial
+from itertools import cycle
 from multiprocessing.synchronize import Barrier
 from typing import Any
 
 import torch
 from harness import ROUNDS, Cost, Figure, arguments, in_turn, keep, ratios, report, require
 from peers import WARMUP, WORKERS, cost, ours, same
+from torch.utils.data._utils.collate import collate, default_collate_fn_map
 from workloads import LENGTH, Workload, add_workloads, workload
 
 from stateful_pipes.prefetch.worker import prepare_process
@@ -65,17 +69,21 @@ class Reader:
         self.memory = [self._room(first) for first in self._columns([self.dataset[0]])]
 
     def __call__(self, number: int) -> Any:
-        positions = range(number * self.size, (number + 1) * self.size)
-        samples = []
-        for seed, index in zip(derive_each(self.key, positions), self.indices[positions.start : positions.stop], strict=True):
-            self.seed_all(seed)
-            samples.append(self.dataset[index])
+        samples = self.read(number)
         for column, room in zip(self._columns(samples), self.memory, strict=True):
             if isinstance(column[0], torch.Tensor):
                 torch.stack(column, out=room)
             else:
                 room.numpy()[:] = column
         return self.memory[0] if self.single else self.memory
+
+    def read(self, number: int) -> list[Any]:
+        positions = range(number * self.size, (number + 1) * self.size)
+        samples = []
+        for seed, index in zip(derive_each(self.key, positions), self.indices[positions.start : positions.stop], strict=True):
+            self.seed_all(seed)
+            samples.append(self.dataset[index])
+        return samples
 
     def _columns(self, samples: list[Any]) -> list[Any]:
         return [samples] if self.single else list(zip(*samples, strict=True))
@@ -85,6 +93,27 @@ class Reader:
         return torch.empty(self.size, *sample.shape, dtype=sample.dtype)
 
 
+class Collating(Reader):
+    """With torch's collate, whose function for tensors alone is another."""
+
+    def __call__(self, number: int) -> Any:
+        rooms = iter(self.memory)
+        into = {**default_collate_fn_map, torch.Tensor: lambda batch, collate_fn_map: torch.stack(batch, out=next(rooms))}
+        return collate(self.read(number), collate_fn_map=into)
+
+
+class Turning(Reader):
+    """Into each of some places in turn."""
+
+    def __init__(self, workload: Workload, indices: Sequence[int]) -> None:
+        super().__init__(workload, indices)
+        self.places = cycle([self.memory, *([torch.empty_like(room) for room in self.memory] for _ in range(2 * WORKERS))])
+
+    def __call__(self, number: int) -> Any:
+        self.memory = next(self.places)
+        return super().__call__(number)
+
+
 def prepare(barrier: Barrier, end: socket.socket | None) -> None:
     """What a process begins with, as a worker of ours."""
     global start, news
@@ -92,9 +121,9 @@ def prepare(barrier: Barrier, end: socket.socket | None) -> None:
     prepare_process()
 
 
-def work(workload: Workload, worker: int) -> float:
+def work(workload: Workload, reader: type[Reader], worker: int) -> float:
     """Batches a second of one process, while the other does the same."""
-    read = Reader(workload, torch.randperm(LENGTH, generator=torch.Generator().manual_seed(0)).tolist())
+    read = reader(workload, torch.randperm(LENGTH, generator=torch.Generator().manual_seed(0)).tolist())
     for number in range(WARMUP):
         read(number)
     start.wait(60)
@@ -106,13 +135,13 @@ def work(workload: Workload, worker: int) -> float:
     return workload.batches / (time.perf_counter() - began)
 
 
-def limit(workload: Workload, woken: bool = False) -> Cost:
+def limit(workload: Workload, reader: type[Reader] = Reader, woken: bool = False) -> Cost:
     """What a batch costs two processes that only make it, or wake the main process for each as well."""
     context = multiprocessing.get_context("fork")
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     arguments = (context.Barrier(WORKERS), there if woken else None)
     with here, there, ProcessPoolExecutor(WORKERS, context, prepare, arguments) as processes:
-        rates = processes.map(partial(work, workload), range(WORKERS))
+        rates = processes.map(partial(work, workload, reader), range(WORKERS))
         for _ in range(WORKERS * workload.batches if woken else 0):
             here.recv(1)
         return Cost(1 / sum(rates), 0)
@@ -120,21 +149,28 @@ def limit(workload: Workload, woken: bool = False) -> Cost:
 
 def compare(workload: Workload, rounds: int) -> list[Figure]:
     """The figures of one workload."""
-    read = Reader(workload.repeatable(), range(LENGTH))
+    readers = [reader(workload.repeatable(), range(LENGTH)) for reader in (Reader, Collating, Turning)]
     with closing(ours(workload.repeatable(), shuffle=False)) as batches:
         for number in range(3):
-            require(same(next(batches), read(number)), f"{workload.name}: the limit makes other batches than ours")
+            expected = next(batches)
+            made = all(same(expected, read(number)) for read in readers)
+            require(made, f"{workload.name}: the limit makes other batches than ours")
     contestants = {
         "ours": partial(cost, ours, workload),
         "limit": partial(limit, workload),
         "woken": partial(limit, workload, woken=True),
+        "collating": partial(limit, workload, Collating),
+        "turning": partial(limit, workload, Turning),
     }
     costs = in_turn(contestants, rounds)
     wall = {name: [one.wall_s for one in found] for name, found in costs.items()}
     return [
         Figure(f"{workload.name}: limit", "samples/s", [workload.batch_size / one for one in wall["limit"]]),
         Figure(f"{workload.name}: limit, main process woken", "x", ratios(wall["limit"], wall["woken"])),
+        Figure(f"{workload.name}: limit, torch's collate", "x", ratios(wall["limit"], wall["collating"])),
+        Figure(f"{workload.name}: limit, places in turn", "x", ratios(wall["limit"], wall["turning"])),
         Figure(f"{workload.name}: ours", "x", ratios(wall["limit"], wall["ours"]), TARGETS[workload.name]),
+        Figure(f"{workload.name}: ours / limit with torch's collate", "x", ratios(wall["collating"], wall["ours"])),
     ]
 
 

@@ -39,8 +39,9 @@ class NodeContract:
 
     @property
     def pulls_freely(self) -> bool:
-        """Whether pulling is nothing but counting, so that some tickets more than are wanted may be pulled at once."""
-        return bool(self.sources) and all(source.pulls_freely for source in self.sources)
+        """Whether `pull` reads nothing, searches nothing and asks nobody, so that some tickets more than are wanted may be pulled
+        at once; a `pull` of one's own that does not may say so."""
+        return type(self).pull is NodeContract.pull and all(source.pulls_freely for source in self.sources)
 
     @property
     def asks_as_asked(self) -> bool:
@@ -48,6 +49,7 @@ class NodeContract:
         return type(self).pull is NodeContract.pull
 
     _settings: dict[str, Scalar] | None = None
+    _ended = False  # the epoch's end is told at the next pull, though the cursor stands in the next epoch already
 
     def pull(self, count: int | None) -> Ticket:
         """Advances by up to `count` items, with None by a batch as the source makes it; StopIteration ends the epoch."""

@@ -133,8 +133,18 @@ def _aside(top: Node[Any], ask: Callable[[], T]) -> T:
         pool.is_looked_through = True
     timed = [found for node in walk(top) if (found := TimedNode.of(node)) is not None]
     spent = [(one.ran, one.pulled) for one in timed]
+    # With workers, what they have was pulled ahead of where the top stands.
+    marks = [(node, node.mark()) for node in (top, *(pool.sources[0] for pool in pools))]
+    ends = [(node, node._ended) for node in walk(top)]
+
+    def lead_back() -> None:
+        for one, mark in marks:
+            one.seek(mark)
+        for each, ended in ends:
+            each._ended = ended
+
     try:
-        return top.stream.look(top, ask, [(node.sources[0], node.sources[0].mark()) for node in pools])
+        return top.stream.look(ask, lead_back)
     finally:
         for one, (ran, pulled) in zip(timed, spent, strict=True):
             one.ran, one.pulled = ran, pulled

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from time import monotonic_ns
 from typing import Any, NamedTuple, TypeVar
@@ -103,7 +103,7 @@ class Stream:
             self._enter(mine)
             while True:
                 self._check_turn(node, epoch, generation)
-                item, following, place = self._run_next(node)
+                item, following, place = self._run_next(node, generation)
                 took = monotonic_ns() - begun
                 # The commit. No line from here on is a call, so in CPython no interrupt comes before a for loop has the item.
                 self._ahead, self._place, self._astray = following, place, False
@@ -124,7 +124,7 @@ class Stream:
                 raise StopIteration
             raise IteratorInvalidError(remedy="Call iter() again")
         place = self._place
-        if place is None or self._failure or self.lost:
+        if place is None or self._failure or self.lost:  # which is seldom, and looked at before each batch
             self.check()
             place = self.place(node)
         if place.mark[0] != epoch:
@@ -134,9 +134,8 @@ class Stream:
         """Whether nothing but `set_epoch` has moved the stream since `generation`."""
         return self._ended_since <= generation < self.generation
 
-    def _run_next(self, node: Runnable) -> tuple[Any, Pulled | None, Place]:
+    def _run_next(self, node: Runnable, generation: int) -> tuple[Any, Pulled | None, Place]:
         """The next item; and what is pulled ahead, and where the stream stands, once that is consumed."""
-        generation = self.generation
         if self._astray:
             self.settle(node)
         here, current = self._place or self.last(node), self._ahead
@@ -202,20 +201,17 @@ class Stream:
         """Whether the node is led about by `look`, so that what it runs must not be left to workers."""
         return self._looking is not None and self._inside.get("thread") is self._looking
 
-    def look(self, node: Pullable, ask: Callable[[], T], ahead: Sequence[tuple[Pullable, Mark]] = ()) -> T:
+    def look(self, ask: Callable[[], T], lead_back: Callable[[], None]) -> T:
         """What `ask` finds, which may lead the node anywhere, for one who has entered and settled.
 
-        Then the node is back where it was, and those that had pulled `ahead` are where they were. Wherever an interrupt or an
-        error keeps it from that, it is known to be astray.
+        Then it is led back. Wherever an interrupt or an error keeps it from that, it is known to be astray.
         """
-        before, generation = node.mark(), self.generation
+        generation = self.generation
         self._astray, self._looking = True, self._inside["thread"]
         try:
             return ask()
         finally:
-            node.seek(before)
-            for one, mark in ahead:
-                one.seek(mark)
+            lead_back()
             self._looking = None
             if generation == self.generation:  # else closed by another thread meanwhile
                 self._astray = False

@@ -86,6 +86,10 @@ class SeededBatcher(Node[T_co]):
 
         self._ended = False
 
+    @property
+    def pulls_freely(self) -> bool:
+        return type(self).pull is SeededBatcher.pull and self._source.pulls_freely
+
     def pull(self, count: int | None) -> Ticket:
         if count is None:
             self.no_batches()

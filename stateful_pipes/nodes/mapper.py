@@ -132,6 +132,10 @@ class SeededMapper(Node[T_co]):
     def asks_as_asked(self) -> bool:
         return type(self).pull is SeededMapper.pull
 
+    @property
+    def pulls_freely(self) -> bool:
+        return type(self).pull is SeededMapper.pull and self._source.pulls_freely
+
     def pull(self, count: int | None) -> Ticket:
         ticket = self._source.pull(count)
         if self.seed is None:

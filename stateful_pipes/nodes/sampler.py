@@ -87,7 +87,7 @@ class SamplerNode(DealingNode[int]):
 
     @property
     def pulls_freely(self) -> bool:
-        return self._batches is None  # a cycle's list may take seconds to make
+        return self._batches is None and type(self).pull is SamplerNode.pull  # a cycle's list may take seconds to make
 
     def deal(self, rank: int, world_size: int, uneven: Uneven) -> None:
         super().deal(rank, world_size, uneven)
@@ -196,7 +196,7 @@ class SamplerNode(DealingNode[int]):
     def open(self) -> None:
         super().open()
         self.sampler.attach(self)
-        self._settings = None  # it may have been loaded meanwhile
+        self._settings, self._chunk = None, _Chunk(-1, 0, b"")  # it may have been loaded meanwhile
 
     def cursor(self) -> tuple[int, int]:
         """The consumed position: epoch, and samples consumed in it over all ranks."""

@@ -37,6 +37,7 @@ class Ahead:
         self.mark: Mark | None = None
         self._packed: deque[tuple[Pulled, Message | None]] = deque()
         self._at_once = 1
+        self._most = _AT_ONCE if source.pulls_freely else 1
 
     def pop(self) -> Pulled:
         """What is under way first."""
@@ -52,7 +53,8 @@ class Ahead:
         self._at_once = 1
 
     def fill(self, pool: WorkerPool, at_least: int = 0) -> None:
-        """Submits tickets up to the bound. Stops at an error, and at an epoch without items, which would go on for ever."""
+        """Submits tickets up to the bound. Stops at an error, at an epoch without items, which would go on for ever, and at an
+        epoch's end where the next is not to be pulled ahead."""
         if self.mark is None:
             self.mark = self._source.mark()
         room = self._bound - pool.outstanding
@@ -68,7 +70,7 @@ class Ahead:
             if not self._packed:
                 self._pull()
             pulled, message = self._packed.popleft()
-            if pulled.ticket is not None:
+            if pulled.ticket is not None and message is not None:
                 epoch, positions, *_ = pulled.ticket
                 try:
                     pulled = Pulled((epoch, positions, (pool.submit(pulled.ticket, message),)), pulled.mark)
@@ -88,5 +90,4 @@ class Ahead:
             self._packed.append((pulled, message))
             if message is None:
                 break  # what lies behind an epoch's end or an error is not wanted yet
-        if self._source.pulls_freely:
-            self._at_once = min(2 * self._at_once, _AT_ONCE)
+        self._at_once = min(2 * self._at_once, self._most)

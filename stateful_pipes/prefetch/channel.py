@@ -43,7 +43,14 @@ def open_channel() -> tuple[socket.socket, socket.socket]:
 
 
 class Message(NamedTuple):
-    """What `pack` makes and `send` sends; `size` is the bytes of the pickle and all buffers, wherever they lie."""
+    """What `pack` makes and `send` sends.
+
+    Attributes:
+        layout: Whether anything lies in the slot; the body's memory, offset and length; the number of large buffers.
+        body: The pickle with what travels beside it, unless that lies elsewhere.
+        spilled: What goes into a memory file, in pieces.
+        size: Bytes of the pickle and all buffers, wherever they lie.
+    """
 
     layout: tuple[bool, int, int, int, int]
     body: bytes

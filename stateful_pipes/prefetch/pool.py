@@ -16,7 +16,7 @@ from multiprocessing.context import BaseContext
 from typing import Any, cast
 
 from stateful_pipes.errors import ConcurrentUseError, IteratorInvalidError, WorkerDiedError, WorkerTimeoutError
-from stateful_pipes.prefetch.channel import Message, Parcel, open_channel, pack, receive
+from stateful_pipes.prefetch.channel import Message, Parcel, open_channel, receive
 from stateful_pipes.prefetch.claims import STARTING, Claims
 from stateful_pipes.prefetch.processes import Death, WorkerProcesses
 from stateful_pipes.prefetch.remote_error import restore
@@ -77,7 +77,6 @@ class WorkerPool:
         self._pid = os.getpid()
         self._runner = runner
         self.is_broken = False
-        self._is_closed = False
         self.restarts = 0
         self._max_restarts = max_restarts
         self._method = context.get_start_method()
@@ -109,14 +108,14 @@ class WorkerPool:
         """Tasks whose result has not been handed out, those forgotten but still running included."""
         return len(self._tasks) + len(self._done)
 
-    def submit(self, ticket: Any, message: Message | None = None) -> int:
-        """Queues a ticket, which may be packed already; returns the number of its task."""
+    def submit(self, ticket: Any, message: Message) -> int:
+        """Queues a ticket, and the message that it goes as; returns the number of its task."""
         self._check_process()
         number = next(_NUMBERS)
         # Ends well or in an error: an interrupt may leave a slot on the shelf that a worker has.
         was_broken, self.is_broken = self.is_broken, True
         try:
-            self._tasks.put(number, ticket, message or pack(ticket))
+            self._tasks.put(number, ticket, message)
         except Exception:
             self.is_broken = was_broken
             raise
@@ -168,7 +167,6 @@ class WorkerPool:
 
     def close(self) -> None:
         """Ends the workers within about a second, however busy they are; idempotent."""
-        self._is_closed = True
         self._finalizer()
 
     def _opened(self, found: Parcel | WorkerDiedError) -> tuple[list[Any], list[Skip]]:
@@ -183,7 +181,7 @@ class WorkerPool:
     def _look(self, seconds: float | None) -> bool:
         """Waits for a result to take in, or for dead workers to replace; returns whether there was either in time."""
         has_result, dead = self._processes.wait(self._results, seconds)
-        if self._is_closed:
+        if not self._finalizer.alive:
             raise IteratorInvalidError("the workers were closed by another thread")
         if has_result:
             self._collect()

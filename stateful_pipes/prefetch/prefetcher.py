@@ -33,9 +33,9 @@ T_co = TypeVar("T_co", covariant=True)
 class ProcessPrefetcher(Node[T_co]):
     """Runs the whole chain below in worker processes, one message for each item (a batch, usually) each way, in order.
 
-    It pulls up to `num_workers * prefetch_factor` items ahead of what was handed out, on into the next epoch, so that an
-    epoch's end costs no stall. Workers start with the first item, live on over epochs and loads, and end with `close()` or
-    when the pipeline is dropped. Nothing of this shows in the stream.
+    Up to `num_workers * prefetch_factor` items are made ahead of what was handed out, on into the next epoch, so that an
+    epoch's end costs no stall; what each is made of may be known some items before. Workers start with the first item, live
+    on over epochs and loads, and end with `close()` or when the pipeline is dropped. Nothing of this shows in the stream.
 
     A batch's large tensors and arrays are views of shared memory that the worker has written to: they are the caller's,
     writable, valid for as long as they are held, also after `close()`, and never written to by a later batch. That memory
@@ -137,15 +137,15 @@ class ProcessPrefetcher(Node[T_co]):
         return (tickets[0][0], packed(firsts), tuple([task for ticket in tickets for task in ticket[2]]))
 
     def pull_ahead(self) -> Pulled:
-        if self._runs_here:
+        if not self._is_direct:
             return super().pull_ahead()
         # What `pull(1)` and `mark` would make anew.
-        if not self._ahead.under_way:
-            try:
+        try:
+            if not self._ahead.under_way:
                 self._ahead.fill(self._started(), at_least=1)
-            except Exception as error:
-                return Pulled(None, (), kept(error))
-        return self._ahead.pop()
+            return self._ahead.pop()
+        except Exception as error:
+            return Pulled(None, (), kept(error))
 
     def run(self, ticket: Ticket) -> list[Any]:
         """The finished items of a ticket; waits for them. Unlike other nodes', main process only and once a ticket."""
@@ -157,7 +157,7 @@ class ProcessPrefetcher(Node[T_co]):
         return items
 
     def run_here(self, ticket: Ticket) -> tuple[list[Any], Sequence[Skip]]:
-        return super().run_here(ticket) if self._runs_here else self._results(ticket)
+        return self._results(ticket) if self._is_direct else super().run_here(ticket)
 
     def _results(self, ticket: Ticket) -> tuple[list[Any], list[Skip]]:
         """What the workers have made of a ticket, and left out."""
@@ -209,6 +209,12 @@ class ProcessPrefetcher(Node[T_co]):
         """Whether all is pulled and run in this process: without workers, and in a look elsewhere, which leaves alone what these
         have under way."""
         return not self.num_workers or (self.is_looked_through and self.reader().is_elsewhere)
+
+    @property
+    def _is_direct(self) -> bool:
+        """Whether what is under way may be handed on as it is: made by workers, with no `pull` or `run` of the user's own."""
+        own = type(self) is ProcessPrefetcher and vars(self).keys().isdisjoint(("pull", "run"))
+        return own and self.num_workers > 0 and not self.is_looked_through
 
     @property
     def slots(self) -> int:

@@ -85,7 +85,7 @@ def work(job: Job, tasks: socket.socket, results: socket.socket) -> None:
         try:
             _prepare(job)
         except Exception as error:
-            _deliver(results, told(error), STARTED)
+            _deliver(results, _told(error), STARTED)
             return
         bench = _Bench(job)
         watch = Stopwatch()
@@ -110,7 +110,7 @@ def work(job: Job, tasks: socket.socket, results: socket.socket) -> None:
             except ConnectionError:
                 raise
             except OSError as error:  # no memory, no descriptor: told for what it is
-                _deliver(results, told(error), parcel.task, bench.number)
+                _deliver(results, _told(error), parcel.task, bench.number)
     except (EOFError, ConnectionError):
         return  # the channel is shut down
 
@@ -171,7 +171,7 @@ def _prepare(job: Job) -> None:
         job.worker_init_fn(job.worker_id)
 
 
-def told(error: Exception) -> Message:
+def _told(error: Exception) -> Message:
     """The error in place of items."""
     return pack((None, capture(error), ()))
 
@@ -202,7 +202,7 @@ class _Bench:
             try:
                 message = self._copied(message, parcel.number)
             except Exception as error:
-                message = told(error)
+                message = _told(error)
         return message
 
     def _message(self, parcel: Parcel, slot: Slot | None) -> Message:
@@ -218,7 +218,7 @@ class _Bench:
                     add_note(error, f"a worker sends what it made as a pickle, which cannot take {found}")
                 raise
         except Exception as error:
-            return told(error)
+            return _told(error)
 
     def _copied(self, message: Message, number: int) -> Message:
         one, other = open_channel()

@@ -8,6 +8,7 @@ import torchdata.nodes as tn
 from stateful_pipes import (
     ClassBalancedBatchSampler,
     FileReader,
+    IndexFilter,
     Mixer,
     ProcessPrefetcher,
     RandomSampler,
@@ -134,16 +135,32 @@ def test_cleared_it_begins_small_where_it_was_led():
     assert node.pulls == [(4, 7), (4, 8), (4, 9)]
 
 
+class Asking(SeededMapper):
+    """Asks somebody at each pull."""
+
+    def pull(self, count):
+        return super().pull(count)
+
+
 def test_what_counts_only(tmp_path):
     (tmp_path / "one").write_bytes(b"1")
-    free = SamplerNode(RandomSampler(9, seed=0))
-    assert free.pulls_freely
-    assert SeededBatcher(SeededMapper(free, str), 2).pulls_freely
-    balanced = ClassBalancedBatchSampler([0] * 8, 2, labels=[0, 1] * 4, seed=1)
-    not_free = [SamplerNode(balanced), FileReader(files=[tmp_path / "one"]), as_node(tn.IterableWrapper(range(3)))]
+
+    def order():
+        return SamplerNode(RandomSampler(9, seed=0))
+
+    assert order().pulls_freely
+    assert SeededBatcher(SeededMapper(order(), str), 2).pulls_freely
+    not_free = [
+        SamplerNode(ClassBalancedBatchSampler([0] * 8, 2, labels=[0, 1] * 4, seed=1)),
+        FileReader(files=[tmp_path / "one"]),
+        as_node(tn.IterableWrapper(range(3))),
+        IndexFilter(order(), lambda index: index > 3),  # each pull may look at any number
+        Asking(order(), str),
+        Mixer([order(), tn.IterableWrapper(range(3))], [1, 1], seed=0),
+    ]
     for node in not_free:
         assert not node.pulls_freely
-    assert not Mixer([SamplerNode(SequentialSampler(3)), tn.IterableWrapper(range(3))], [1, 1], seed=0).pulls_freely
+        assert not SeededBatcher(node, 2).pulls_freely
 
 
 def test_a_state_taken_or_loaded_amid_tickets_that_are_ready():

@@ -6,6 +6,7 @@ import random
 import sys
 import threading
 
+import numpy as np
 import pytest
 import torch
 import torchdata.nodes as tn
@@ -359,3 +360,31 @@ def test_the_dataset_door_with_workers():
         loader.set_epoch(0)
         assert loader.skip(3) == 3
         assert same(list(loader), first[3:])
+
+
+PENDING = {  # whose last block is given before it is known to be the last
+    "filter": lambda: SeededBatcher(IndexFilter(SamplerNode(SequentialSampler(20)), np.arange(20) % 4 == 0), 2, collate_fn=list),
+    "flat": lambda: SeededBatcher(
+        SeededFlatMapper(SamplerNode(SequentialSampler(3)), lambda index: [index] * 3, 3, seed=1), 2, collate_fn=list
+    ),
+    "two batchers": lambda: SeededBatcher(
+        SeededBatcher(SamplerNode(SequentialSampler(9)), 2, collate_fn=list), 3, collate_fn=list
+    ),
+}
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+@pytest.mark.parametrize("make", PENDING.values(), ids=PENDING)
+def test_a_look_leaves_an_end_that_is_still_to_be_told(make, num_workers):
+    def run(looks):
+        with StatefulDataLoader(ProcessPrefetcher(make(), num_workers, prefetch_factor=1)) as loader:
+            found = []
+            for _ in range(3):
+                for batch in loader:
+                    if looks:
+                        loader.replay(0, 0)
+                    found.append((batch, loader.position.epoch, loader.position.batch, loader.position.consumed))
+                found.append((loader.position.epoch, loader.position.batch))
+            return found
+
+    assert run(looks=True) == run(looks=False)

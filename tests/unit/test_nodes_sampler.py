@@ -309,3 +309,13 @@ def test_one_made_before_the_process_group_would_give_each_rank_everything(monke
         iter(loader)
     assert list(given) == [0, 1, 2, 3]
     assert list(StatefulDataLoader(make())) == [1, 3]
+
+
+def test_a_seed_loaded_into_the_sampler_while_its_pipeline_is_closed():
+    sampler = RandomSampler(9, seed=1)
+    loader = StatefulDataLoader(SamplerNode(sampler))
+    iterator = iter(loader)
+    next(iterator), next(iterator)
+    loader.close()
+    sampler.load_state_dict({**sampler.state_dict(), "seed": 2})
+    assert list(loader) == list(RandomSampler(9, seed=2))[2:]

@@ -22,6 +22,7 @@ from torch.utils.data import default_collate
 
 from stateful_pipes.errors import ConcurrentUseError, WorkerDiedError, WorkerTimeoutError
 from stateful_pipes.prefetch import memory_files, processes
+from stateful_pipes.prefetch.channel import pack
 from stateful_pipes.prefetch.claims import IDLE, TAKING
 from stateful_pipes.prefetch.pool import WorkerPool
 from stateful_pipes.prefetch.slots import SLOT_BYTES
@@ -82,6 +83,10 @@ class Runner:
         return Samples(4, [7, 8], [ticket[0], "another"])
 
 
+def submit(pool, ticket):
+    return pool.submit(ticket, pack(ticket))
+
+
 def result(pool, number, timeout=0):
     """The items of a task that leaves nothing out."""
     items, skips = pool.result(number, timeout)
@@ -121,7 +126,7 @@ def children():
 
 def test_results_by_number_in_any_order(make):
     pool = make()
-    tasks = [pool.submit(("square", value)) for value in range(20)]
+    tasks = [submit(pool, ("square", value)) for value in range(20)]
     assert tasks == list(range(tasks[0], tasks[0] + 20))
     assert [result(pool, task) for task in reversed(tasks)] == [[value * value] for value in reversed(range(20))]
     assert pool.outstanding == 0
@@ -129,19 +134,19 @@ def test_results_by_number_in_any_order(make):
 
 def test_large_results(make):
     pool = make()
-    tasks = [pool.submit(("tensor", size)) for size in (0, 1, 200_000)]
+    tasks = [submit(pool, ("tensor", size)) for size in (0, 1, 200_000)]
     for task, size in zip(tasks, (0, 1, 200_000), strict=True):
         assert same(result(pool, task), [torch.full((size,), 3.0)])
 
 
 def test_large_tickets(make):
     pool = make(1)
-    assert result(pool, pool.submit(("square", torch.ones(100_000))))[0].sum() == 100_000
+    assert result(pool, submit(pool, ("square", torch.ones(100_000))))[0].sum() == 100_000
 
 
 def test_more_tasks_than_the_channel_holds(make):
     pool = make(1)
-    tasks = [pool.submit(("square", value)) for value in range(3000)]
+    tasks = [submit(pool, ("square", value)) for value in range(3000)]
     assert pool.outstanding == 3000
     assert [result(pool, task)[0] for task in tasks] == [value * value for value in range(3000)]
 
@@ -149,8 +154,8 @@ def test_more_tasks_than_the_channel_holds(make):
 def test_a_free_worker_takes_the_next_task(make, pipe):
     """One is held up; the other does all the rest."""
     pool = make(2)
-    held = pool.submit(("wait", pipe[0]))
-    others = {result(pool, pool.submit(("pid", None)))[0] for _ in range(10)}
+    held = submit(pool, ("wait", pipe[0]))
+    others = {result(pool, submit(pool, ("pid", None)))[0] for _ in range(10)}
     assert len(others) == 1
     os.write(pipe[1], b"x")
     assert result(pool, held) == ["waited"]
@@ -158,7 +163,7 @@ def test_a_free_worker_takes_the_next_task(make, pipe):
 
 def test_workers_are_named_children_of_this_process(make):
     pool = make(3)
-    pids = {result(pool, pool.submit(("pid", None)))[0] for _ in range(30)}
+    pids = {result(pool, submit(pool, ("pid", None)))[0] for _ in range(30)}
     mine = children()
     assert len(mine) == 3
     assert pids <= {child.pid for child in mine}
@@ -169,8 +174,8 @@ def test_workers_are_named_children_of_this_process(make):
 
 def test_close_is_idempotent_and_ends_busy_and_stopped_workers(make, pipe):
     pool = make(3)
-    pool.submit(("wait", pipe[0]))
-    result(pool, pool.submit(("pid", None)))
+    submit(pool, ("wait", pipe[0]))
+    result(pool, submit(pool, ("pid", None)))
     processes = [child.pid for child in children()]
     os.kill(processes[-1], signal.SIGSTOP)  # deaf to everything but SIGKILL
     pool.close()
@@ -186,7 +191,7 @@ def test_no_descriptor_is_left(make):
     gc.collect()
     before = len(os.listdir("/proc/self/fd"))
     pool = make(3)
-    result(pool, pool.submit(("tensor", 100_000)))
+    result(pool, submit(pool, ("tensor", 100_000)))
     pool.close()
     assert len(os.listdir("/proc/self/fd")) == before
 
@@ -195,7 +200,7 @@ def test_dropping_it_ends_it_without_the_garbage_collector(make):
     gc.disable()
     try:
         pool = make()
-        result(pool, pool.submit(("pid", None)))
+        result(pool, submit(pool, ("pid", None)))
         del pool
         assert children() == []
     finally:
@@ -204,14 +209,14 @@ def test_dropping_it_ends_it_without_the_garbage_collector(make):
 
 def test_an_error_comes_with_its_own_result(make):
     pool = make()
-    bad = pool.submit(("raise", KeyError("sample")))
-    good = pool.submit(("square", 3))
+    bad = submit(pool, ("raise", KeyError("sample")))
+    good = submit(pool, ("square", 3))
     assert result(pool, good) == [9]
     with pytest.raises(KeyError, match="sample") as caught:
         result(pool, bad)
     assert "in run" in str(caught.value.__cause__)
     assert not pool.is_broken
-    assert result(pool, pool.submit(("square", 4))) == [16]
+    assert result(pool, submit(pool, ("square", 4))) == [16]
 
 
 @pytest.mark.parametrize(
@@ -228,7 +233,7 @@ def test_an_error_comes_with_its_own_result(make):
 def test_a_task_whose_workers_die_is_given_up(make, ticket, words, remedy, caplog):
     pool = make(2, max_restarts=2)
     with pytest.raises(WorkerDiedError, match=rf"worker [01] \(pid \d+\) {words}") as caught:
-        result(pool, pool.submit(ticket))
+        result(pool, submit(pool, ticket))
     error = caught.value
     assert remedy in error.remedy
     assert error.exit_code == (-ticket[1] if ticket[0] == "kill" else ticket[1])
@@ -238,7 +243,7 @@ def test_a_task_whose_workers_die_is_given_up(make, ticket, words, remedy, caplo
     assert pool.restarts == 3
     assert [record.levelname for record in caplog.records] == ["WARNING"] * 3
     assert not pool.is_broken
-    assert result(pool, pool.submit(("square", 3))) == [9]
+    assert result(pool, submit(pool, ("square", 3))) == [9]
     assert taken(pool) == set()
     pool.close()
     assert children() == []
@@ -246,7 +251,7 @@ def test_a_task_whose_workers_die_is_given_up(make, ticket, words, remedy, caplo
 
 def test_with_no_restart_allowed_the_first_death_is_the_last(make):
     pool = make(1, max_restarts=0)
-    bad, good = pool.submit(("exit", 1)), pool.submit(("square", 3))
+    bad, good = submit(pool, ("exit", 1)), submit(pool, ("square", 3))
     with pytest.raises(WorkerDiedError):
         result(pool, bad)
     assert result(pool, good) == [9]
@@ -256,20 +261,20 @@ def test_with_no_restart_allowed_the_first_death_is_the_last(make):
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_what_a_dead_worker_had_in_hand_is_run_again(make, method):
     pool = make(2, method=method)
-    warm = [pool.submit(("square", value)) for value in range(4)]
+    warm = [submit(pool, ("square", value)) for value in range(4)]
     assert [result(pool, task) for task in warm] == [[value * value] for value in range(4)]
-    tasks = [pool.submit(("square", value)) for value in range(30)]
+    tasks = [submit(pool, ("square", value)) for value in range(30)]
     for child in children():
         os.kill(child.pid, signal.SIGKILL)
     assert [result(pool, task) for task in tasks] == [[value * value] for value in range(30)]
     while pool.restarts < 2:  # until both are missed
-        result(pool, pool.submit(("square", 1)))
+        result(pool, submit(pool, ("square", 1)))
     assert taken(pool) == set()
 
 
 def test_a_death_is_noticed_although_there_is_something_to_hand_out(make):
     pool = make()
-    tasks = [pool.submit(("square", value)) for value in range(4)]
+    tasks = [submit(pool, ("square", value)) for value in range(4)]
     result(pool, tasks[3])
     while not all(task in pool._done for task in tasks[:3]):
         pool._look(None)
@@ -284,7 +289,7 @@ def test_a_task_may_kill_as_many_workers_as_there_may_be_restarts(make):
     runner = Runner()
     runner.lives = multiprocessing.Value("i", 3)
     pool = make(2, runner, max_restarts=3)
-    task, other = pool.submit(("lives", None)), pool.submit(("square", 5))
+    task, other = submit(pool, ("lives", None)), submit(pool, ("square", 5))
     assert result(pool, task) == ["survived"]
     assert result(pool, other) == [25]
     assert pool.restarts == 3
@@ -296,7 +301,7 @@ def test_workers_killed_at_any_moment_change_nothing_and_lose_no_slot(make):
     kills = 0
     held = []
     for turn in range(150):
-        tasks = [pool.submit(("collate", value)) for value in range(draw.randint(1, 8))]
+        tasks = [submit(pool, ("collate", value)) for value in range(draw.randint(1, 8))]
         if draw.random() < 0.5:
             os.kill(draw.choice(children()).pid, draw.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGUSR1]))
             kills += 1
@@ -315,12 +320,12 @@ def test_workers_killed_at_any_moment_change_nothing_and_lose_no_slot(make):
 
 def test_the_task_that_was_forgotten_with_its_dead_worker_is_not_run_again(make, pipe):
     pool = make(1)
-    pool.submit(("wait", pipe[0]))
-    pool.submit(("square", 2))
+    submit(pool, ("wait", pipe[0]))
+    submit(pool, ("square", 2))
     pool.forget()
     (worker,) = children()
     os.kill(worker.pid, signal.SIGKILL)
-    assert result(pool, pool.submit(("square", 3))) == [9]
+    assert result(pool, submit(pool, ("square", 3))) == [9]
     assert pool.outstanding == 0
     assert taken(pool) == set()
 
@@ -328,7 +333,7 @@ def test_the_task_that_was_forgotten_with_its_dead_worker_is_not_run_again(make,
 def test_a_worker_that_ends_before_it_can_do_anything_is_not_replaced_for_ever(make):
     pool = make(1, worker_init_fn=lambda _: os._exit(0))
     with pytest.raises(WorkerDiedError, match="exit code 0"):
-        result(pool, pool.submit(("square", 2)))
+        result(pool, submit(pool, ("square", 2)))
     assert pool.is_broken
     assert pool.restarts == 0
 
@@ -336,7 +341,7 @@ def test_a_worker_that_ends_before_it_can_do_anything_is_not_replaced_for_ever(m
 def test_workers_that_are_killed_as_they_start_are_replaced_a_few_times(make):
     pool = make(1, worker_init_fn=lambda _: os.kill(os.getpid(), signal.SIGKILL))
     with pytest.raises(WorkerDiedError, match="SIGKILL"):
-        result(pool, pool.submit(("square", 2)))
+        result(pool, submit(pool, ("square", 2)))
     assert pool.restarts == 3
 
 
@@ -344,11 +349,11 @@ def test_a_worker_that_stands_still_between_taking_and_telling_is_killed(make, m
     """It may have the task or not: only when it is dead that is certain."""
     monkeypatch.setattr(processes, "_TAKING_S", 0.01)
     pool = make(2)
-    assert result(pool, pool.submit(("square", 1))) == [1]
+    assert result(pool, submit(pool, ("square", 1))) == [1]
     one, other = children()
     os.kill(one.pid, signal.SIGSTOP)
     os.kill(other.pid, signal.SIGSTOP)
-    tasks = [pool.submit(("square", value)) for value in range(5)]
+    tasks = [submit(pool, ("square", value)) for value in range(5)]
     pool._claims.write(int(one.name[-1]), TAKING)
     os.kill(other.pid, signal.SIGKILL)
     assert [result(pool, task) for task in tasks] == [[value * value] for value in range(5)]
@@ -357,9 +362,9 @@ def test_a_worker_that_stands_still_between_taking_and_telling_is_killed(make, m
 
 def test_a_stopped_worker_alone_is_not_replaced_before_the_timeout_and_named_then(make):
     pool = make(1)
-    assert result(pool, pool.submit(("square", 1))) == [1]
+    assert result(pool, submit(pool, ("square", 1))) == [1]
     os.kill(children()[0].pid, signal.SIGSTOP)
-    task = pool.submit(("square", 2))
+    task = submit(pool, ("square", 2))
     with pytest.raises(WorkerTimeoutError, match=r"worker 0 \(pid \d+\) .* and is stopped"):
         result(pool, task, timeout=0.01)
     assert pool.is_broken
@@ -377,9 +382,9 @@ class Forking(Runner):
 
 def test_the_death_of_a_worker_that_has_children_is_noticed(make, pipe):
     pool = make(1, Forking())
-    (pid,) = result(pool, pool.submit(("fork", pipe[0])))
+    (pid,) = result(pool, submit(pool, ("fork", pipe[0])))
     os.kill(pid, signal.SIGKILL)
-    assert result(pool, pool.submit(("square", 3))) == [9]
+    assert result(pool, submit(pool, ("square", 3))) == [9]
     os.write(pipe[1], b"x")
     assert pool.restarts == 1
 
@@ -387,16 +392,16 @@ def test_the_death_of_a_worker_that_has_children_is_noticed(make, pipe):
 def test_workers_outlive_the_server_that_forked_them(make):
     """And are not taken for dead: two would write to one slot."""
     pool = make(2, method="forkserver")
-    assert result(pool, pool.submit(("square", 3))) == [9]
+    assert result(pool, submit(pool, ("square", 3))) == [9]
     while {pool._claims.read(worker_id).task for worker_id in range(2)} != {IDLE}:
         pass
     os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL)
-    tasks = [pool.submit(("square", value)) for value in range(20)]
+    tasks = [submit(pool, ("square", value)) for value in range(20)]
     assert [result(pool, task) for task in tasks] == [[value * value] for value in range(20)]
     assert pool.restarts == 0
     os.kill(pool._processes._processes[0].pid, signal.SIGKILL)
     while pool.restarts < 1:
-        assert result(pool, pool.submit(("square", 4))) == [16]
+        assert result(pool, submit(pool, ("square", 4))) == [16]
     pool.close()
 
 
@@ -404,10 +409,10 @@ def test_workers_that_somebody_else_reaps_are_replaced(make):
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
         pool = make(2)
-        assert result(pool, pool.submit(("square", 3))) == [9]
+        assert result(pool, submit(pool, ("square", 3))) == [9]
         os.kill(children()[0].pid, signal.SIGKILL)
         while pool.restarts < 1:
-            assert result(pool, pool.submit(("square", 4))) == [16]
+            assert result(pool, submit(pool, ("square", 4))) == [16]
         pool.close()
     finally:
         signal.signal(signal.SIGCHLD, before)
@@ -419,7 +424,7 @@ def test_workers_that_somebody_else_reaps_are_replaced(make):
 def test_interrupts_are_left_to_the_main_process_which_answers_them_as_before(make, method):
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     pool = make(1, method=method)
-    assert result(pool, pool.submit(("signals", None))) == [signal.SIG_IGN, mask]
+    assert result(pool, submit(pool, ("signals", None))) == [signal.SIG_IGN, mask]
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == mask
 
 
@@ -486,8 +491,8 @@ def test_in_a_daemonic_process_it_is_refused_with_a_remedy(make, monkeypatch):
 
 def test_timeout(make, pipe):
     pool = make(1)
-    assert result(pool, pool.submit(("square", 3)), timeout=60) == [9]
-    task = pool.submit(("wait", pipe[0]))
+    assert result(pool, submit(pool, ("square", 3)), timeout=60) == [9]
+    task = submit(pool, ("wait", pipe[0]))
     doing = r"worker 0 \(pid \d+\) is busy with epoch 4, positions 7, 8 .* for 0\.\d s"
     with pytest.raises(WorkerTimeoutError, match=doing) as caught:
         result(pool, task, timeout=0.05)
@@ -502,17 +507,17 @@ def test_a_failing_init(make):
 
     pool = make(1, worker_init_fn=init)
     with pytest.raises(ValueError, match="no license"):
-        result(pool, pool.submit(("square", 1)))
+        result(pool, submit(pool, ("square", 1)))
     assert pool.is_broken
 
 
 def test_forget_takes_back_what_no_worker_has_begun(make, pipe):
     pool = make(1)
-    pool.submit(("wait", pipe[0]))
-    tasks = [pool.submit(("square", value)) for value in range(500)]
+    submit(pool, ("wait", pipe[0]))
+    tasks = [submit(pool, ("square", value)) for value in range(500)]
     pool.forget()
     assert pool.outstanding <= 1  # what is running cannot be taken back
-    fresh = pool.submit(("square", 5))
+    fresh = submit(pool, ("square", 5))
     assert fresh > tasks[-1]
     os.write(pipe[1], b"x")
     assert result(pool, fresh) == [25]
@@ -521,44 +526,44 @@ def test_forget_takes_back_what_no_worker_has_begun(make, pipe):
 
 def test_forget_drops_results_too(make):
     pool = make(1)
-    tasks = [pool.submit(("square", value)) for value in range(10)]
+    tasks = [submit(pool, ("square", value)) for value in range(10)]
     result(pool, tasks[-1])
     pool.forget()
-    assert result(pool, pool.submit(("square", 7))) == [49]
+    assert result(pool, submit(pool, ("square", 7))) == [49]
     assert pool.outstanding == 0
 
 
 def test_a_forgotten_error_is_forgotten(make):
     pool = make(1)
-    pool.submit(("raise", ValueError("old")))
+    submit(pool, ("raise", ValueError("old")))
     pool.forget()
-    assert result(pool, pool.submit(("square", 7))) == [49]
+    assert result(pool, submit(pool, ("square", 7))) == [49]
 
 
 def test_the_runner_is_as_it_was_at_the_start(make):
     runner = Runner()
     pool = make(1, runner)
     runner.state = "changed"
-    assert result(pool, pool.submit(("state", None))) == ["as it was at the start"]
+    assert result(pool, submit(pool, ("state", None))) == ["as it was at the start"]
 
 
 def test_a_ticket_that_cannot_be_sent_is_refused_at_once(make):
     pool = make(1)
     with pytest.raises(Exception, match="pickle"):
-        pool.submit(("square", lambda: 0))
+        submit(pool, ("square", lambda: 0))
     assert pool.outstanding == 0
-    assert result(pool, pool.submit(("square", 2))) == [4]
+    assert result(pool, submit(pool, ("square", 2))) == [4]
 
 
 def test_a_forked_child_cannot_use_it_and_does_not_end_it(make):
     pool = make(1)
-    result(pool, pool.submit(("square", 2)))
+    result(pool, submit(pool, ("square", 2)))
     told, tell = socket.socketpair()
     pid = os.fork()
     if pid == 0:
         try:
             found = []
-            for use in (lambda: pool.submit(("square", 2)), lambda: result(pool, 0)):
+            for use in (lambda: submit(pool, ("square", 2)), lambda: result(pool, 0)):
                 try:
                     use()
                 except ConcurrentUseError as error:
@@ -573,7 +578,7 @@ def test_a_forked_child_cannot_use_it_and_does_not_end_it(make):
     tell.close()
     assert len(lines) == 2
     assert all(f"belong to process {os.getpid()}" in line for line in lines)
-    assert result(pool, pool.submit(("square", 3))) == [9]
+    assert result(pool, submit(pool, ("square", 3))) == [9]
 
 
 def test_a_worker_that_cannot_be_started_by_spawn_is_refused_at_once(make):
@@ -611,7 +616,7 @@ def lies_in_a_slot(pool, tensor):
 def finish(pool):
     """Until no task is under way, those forgotten included."""
     while pool.outstanding:
-        result(pool, pool.submit(("square", 1)))
+        result(pool, submit(pool, ("square", 1)))
 
 
 def test_the_slots_are_as_many_as_was_said(make):
@@ -622,24 +627,24 @@ def test_the_slots_are_as_many_as_was_said(make):
 
 def test_while_the_caller_holds_more_than_there_are_slots_each_has_memory_of_its_own(make):
     pool = make(slots=8)
-    held = [result(pool, pool.submit(("collate", value)))[0] for value in range(30)]
+    held = [result(pool, submit(pool, ("collate", value)))[0] for value in range(30)]
     assert sum(lies_in_a_slot(pool, batch) for batch in held) == 8
     for turn in range(100):
-        assert same(result(pool, pool.submit(("collate", turn))), [torch.full((2, 5000), turn)])
+        assert same(result(pool, submit(pool, ("collate", turn))), [torch.full((2, 5000), turn)])
     for value, batch in enumerate(held):
         assert same(batch, torch.full((2, 5000), value))
     del held, batch
     assert taken(pool) == set()
-    assert lies_in_a_slot(pool, result(pool, pool.submit(("collate", 1)))[0])
+    assert lies_in_a_slot(pool, result(pool, submit(pool, ("collate", 1)))[0])
 
 
 def test_a_held_result_keeps_its_slot_and_the_rest_go_round(make):
     pool = make(slots=8)
-    (held,) = result(pool, pool.submit(("collate", -1)))
+    (held,) = result(pool, submit(pool, ("collate", -1)))
     part = held[1, 7:9]
     del held
     for value in range(50):
-        assert same(result(pool, pool.submit(("collate", value))), [torch.full((2, 5000), value)])
+        assert same(result(pool, submit(pool, ("collate", value))), [torch.full((2, 5000), value)])
     assert len(taken(pool)) == 1
     assert part.tolist() == [-1, -1]
     pool.close()
@@ -649,16 +654,16 @@ def test_a_held_result_keeps_its_slot_and_the_rest_go_round(make):
 
 def test_a_result_without_large_parts_holds_no_slot(make):
     pool = make()
-    held = [result(pool, pool.submit(("tensor", 100))) for _ in range(20)]
+    held = [result(pool, submit(pool, ("tensor", 100))) for _ in range(20)]
     assert taken(pool) == set()
     assert len(held) == 20
 
 
 def test_forget_gives_slots_back(make, pipe):
     pool = make(1, slots=8)
-    pool.submit(("wait", pipe[0]))
+    submit(pool, ("wait", pipe[0]))
     for value in range(3000):  # more than the channel holds, so some are not even sent
-        pool.submit(("collate", value))
+        submit(pool, ("collate", value))
     assert len(taken(pool)) == 8
     pool.forget()
     assert len(taken(pool)) <= 1  # what is running keeps its own
@@ -671,7 +676,7 @@ def test_a_refused_ticket_takes_no_slot(make):
     pool = make(1)
     for _ in range(20):
         with pytest.raises(Exception, match="pickle"):
-            pool.submit(("square", lambda: 0))
+            submit(pool, ("square", lambda: 0))
     assert taken(pool) == set()
 
 
@@ -681,7 +686,7 @@ def test_no_slot_is_lost_over_many_rounds(make, pipe):
     kinds = [("collate", 2), ("tensor", 5000), ("tensor", 3), ("raise", ValueError("x")), ("unpicklable", None)]
     held = []
     for _ in range(60):
-        tasks = [(pool.submit(kind), kind) for kind in draw.choices(kinds, k=draw.randint(1, 6))]
+        tasks = [(submit(pool, kind), kind) for kind in draw.choices(kinds, k=draw.randint(1, 6))]
         for task, (what, value) in tasks[: draw.randint(0, 6)]:
             if what in ("raise", "unpicklable"):
                 with pytest.raises(Exception, match=r"x|pickle"):
@@ -694,7 +699,7 @@ def test_no_slot_is_lost_over_many_rounds(make, pipe):
         if draw.random() < 0.3:
             pool.forget()
         if draw.random() < 0.1:
-            slow = pool.submit(("wait", pipe[0]))
+            slow = submit(pool, ("wait", pipe[0]))
             with pytest.raises(WorkerTimeoutError):
                 result(pool, slow, timeout=0.001)
             os.write(pipe[1], b"x")
@@ -708,7 +713,7 @@ def test_no_slot_is_lost_over_many_rounds(make, pipe):
 
 def test_what_cannot_be_rebuilt_is_told_when_its_own_turn_comes(make):
     pool = make(1)
-    bad, good = pool.submit(("cannot be rebuilt", None)), pool.submit(("square", 3))
+    bad, good = submit(pool, ("cannot be rebuilt", None)), submit(pool, ("square", 3))
     assert result(pool, good) == [9]  # by when the other one has arrived
     with pytest.raises(ValueError, match="invalid literal"):
         result(pool, bad)
@@ -718,15 +723,15 @@ def test_what_cannot_be_rebuilt_is_told_when_its_own_turn_comes(make):
 
 def test_what_cannot_be_rebuilt_and_was_forgotten_is_not_told(make):
     pool = make(1)
-    pool.submit(("cannot be rebuilt", None))
+    submit(pool, ("cannot be rebuilt", None))
     pool.forget()
-    assert result(pool, pool.submit(("square", 7))) == [49]
+    assert result(pool, submit(pool, ("square", 7))) == [49]
     assert taken(pool) == set()
 
 
 def test_a_closed_pool_keeps_the_memory_of_held_batches_only(make):
     pool = make(1, slots=8)
-    tasks = [pool.submit(("collate", value)) for value in range(4)]
+    tasks = [submit(pool, ("collate", value)) for value in range(4)]
     held = result(pool, tasks[0])
     result(pool, tasks[3])  # dropped; the two between have been made, and are not asked for
     descriptor = os.dup(pool._arena._file.descriptor)
@@ -739,7 +744,7 @@ def test_a_closed_pool_keeps_the_memory_of_held_batches_only(make):
 
 def test_tasks_of_two_pools_have_no_number_in_common(make):
     one, other = make(1), make(1)
-    assert one.submit(("square", 1)) != other.submit(("square", 1))
+    assert submit(one, ("square", 1)) != submit(other, ("square", 1))
 
 
 def test_a_ticket_for_which_there_is_no_descriptor_is_refused_and_leaves_nothing(make, monkeypatch):
@@ -751,16 +756,16 @@ def test_a_ticket_for_which_there_is_no_descriptor_is_refused_and_leaves_nothing
     with monkeypatch.context() as short:
         short.setattr(memory_files, "create", refuse)
         with pytest.raises(OSError, match="Too many"):
-            pool.submit(("square", torch.ones(100_000)))
+            submit(pool, ("square", torch.ones(100_000)))
     assert pool.outstanding == 0
     assert taken(pool) == set()
-    assert result(pool, pool.submit(("square", 3))) == [9]
+    assert result(pool, submit(pool, ("square", 3))) == [9]
 
 
 def test_too_many_descriptors_under_way_are_waited_for(make, monkeypatch):
     """Until a worker has taken some in."""
     pool = make(1)
-    running = pool.submit(("square", 2))
+    running = submit(pool, ("square", 2))
     create = memory_files.create
     refusals = [OSError(errno.ETOOMANYREFS, "Too many references")]
 
@@ -770,7 +775,7 @@ def test_too_many_descriptors_under_way_are_waited_for(make, monkeypatch):
         return create()
 
     monkeypatch.setattr(memory_files, "create", refuse_once)
-    waiting = pool.submit(("square", torch.ones(100_000)))
+    waiting = submit(pool, ("square", torch.ones(100_000)))
     assert result(pool, running) == [4]
     assert result(pool, waiting)[0].sum() == 100_000
     assert not refusals
@@ -806,9 +811,9 @@ def test_an_interrupt_at_any_line_leaves_the_pool_whole_or_known_to_be_broken(ma
     """No slot may be on the shelf that a worker still has, nor be lost, nor a task be waited for that nobody runs."""
     for at in itertools.count():
         pool = make(1, slots=8)
-        tasks = [pool.submit(("collate", value)) for value in range(3)]
+        tasks = [submit(pool, ("collate", value)) for value in range(3)]
         result(pool, tasks[0])
-        call = pool.forget if what == "forget" else lambda pool=pool: pool.submit(("collate", 9))
+        call = pool.forget if what == "forget" else lambda pool=pool: submit(pool, ("collate", 9))
         came = interrupted(at, call)
         if not pool.is_broken:
             pool.forget()

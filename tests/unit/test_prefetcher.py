@@ -28,6 +28,7 @@ from stateful_pipes import (
 )
 from stateful_pipes.contract import walk
 from stateful_pipes.errors import IteratorInvalidError, LoaderFailedError, WorkerDiedError, WorkerTimeoutError
+from stateful_pipes.prefetch.ahead import Ahead
 from stateful_pipes.prefetch.pool import WorkerPool
 from tests.streams import DrawingDataset, disturb, drawing_collate, generator_states, place_of, same
 
@@ -451,3 +452,46 @@ def test_strided_and_tracked_tensors_come_through():
     node = SeededMapper(SamplerNode(SequentialSampler(3)), map_fn, seed=1)
     with loader_of(1, node) as loader:
         assert same(list(loader), [map_fn(index) for index in range(3)])
+
+
+class Moved(ProcessPrefetcher):
+    """With halves of its own."""
+
+    pulls = 0
+
+    def pull(self, count):
+        self.pulls += 1
+        return super().pull(count)
+
+    def run(self, ticket):
+        return [("moved", item) for item in super().run(ticket)]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_pull_and_a_run_of_ones_own_are_called(num_workers):
+    node = Moved(SeededBatcher(SamplerNode(SequentialSampler(6)), 2, collate_fn=list), num_workers)
+    with StatefulDataLoader(node) as loader:
+        assert list(loader) == [("moved", [0, 1]), ("moved", [2, 3]), ("moved", [4, 5])]
+    assert node.pulls >= 4
+    node = ProcessPrefetcher(SamplerNode(SequentialSampler(3)), num_workers)
+    run, node.run = node.run, lambda ticket: [-item for item in run(ticket)]
+    with StatefulDataLoader(node) as loader:
+        assert list(loader) == [0, -1, -2]
+
+
+def test_a_close_while_another_thread_is_about_to_take_the_first_item(monkeypatch):
+    with loader_of(1) as loader:
+        iterator = iter(loader)
+        fill = Ahead.fill
+
+        def closed_meanwhile(ahead, pool, at_least=0):
+            fill(ahead, pool, at_least)
+            closer = threading.Thread(target=loader.close)
+            closer.start()
+            closer.join()
+
+        monkeypatch.setattr(Ahead, "fill", closed_meanwhile)
+        with pytest.raises(IteratorInvalidError):
+            next(iterator)
+        monkeypatch.undo()
+        assert same(list(loader), EXPECTED[0])

@@ -138,7 +138,7 @@ def test_counts_are_exact_over_killed_workers(ticks, lives):
     dataset = Reading(ticks, 40, kills=11, lives=lives)
     node = batches_of(dataset)
     pool = pool_of(node, dataset)
-    tasks = [pool.submit(node.pull(1)) for _ in range(20)]
+    tasks = [pool.submit(ticket, pack(ticket)) for ticket in (node.pull(1) for _ in range(20))]
     items = [pool.result(task)[0] for task in tasks]
     assert items == [[[2 * i, 2 * i + 1]] for i in range(20)]
     assert pool.restarts == lives

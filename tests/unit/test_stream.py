@@ -456,3 +456,19 @@ def test_a_close_in_the_midst_of_a_commit_loses_nothing(kind):
     stream.closes = True
     assert stream.take(node, 0, stream.generation) == (0, 1)
     assert rest(stream, node) == [(0, 2), (0, 3)]
+
+
+def test_a_close_right_before_an_item_is_run_leaves_no_failure():
+    node, stream = Counting(), Stream()
+    stream.take(node, 0, 0)
+    check, node.faults[("run", 0, 1)] = stream._check_turn, ValueError("meanwhile")
+
+    def closed_then(*args):
+        check(*args)
+        stream.close(node)
+
+    stream._check_turn = closed_then
+    with pytest.raises(IteratorInvalidError):
+        stream.take(node, 0, 0)
+    stream._check_turn = check
+    assert rest(stream, node) == [(0, 1), (0, 2)]
