@@ -6,7 +6,7 @@ The least, for the small batches of the tiny workload: two processes read, seed 
 a pickle in one packet; the main process waits for one, receives it, makes tensors of it, and sends the indices of the next,
 which lie in a list. No position is kept, no worker may die, nothing is counted, and batches come as they are made. CPU time
 is the main process's own; a ratio is that of one contestant to another's in the same round. Before that it is checked that
-the batches are ours.
+the batches are ours. Beside it what the two give in batches a second, against `limit.py`'s processes that send nothing.
 
 Latest, on two cores of an AMD EPYC, otherwise idle:
 
@@ -31,7 +31,7 @@ from typing import Any
 
 import torch
 from harness import ROUNDS, Figure, arguments, in_turn, ratios, report, require
-from limit import Reader
+from limit import Reader, limit
 from peers import WORKERS, Batches, cost, ours, same, torch_loader
 from workloads import LENGTH, Workload, workload
 
@@ -97,15 +97,18 @@ def main() -> None:
     tiny = workload("tiny", options.smoke)
     check(tiny)
     contestants: dict[str, Any] = {"ours": ours, "bare": bare, "torch": torch_loader}
-    costs = in_turn({name: partial(cost, one, tiny) for name, one in contestants.items()}, 1 if options.smoke else ROUNDS)
-    cpu = {name: [one.cpu_s for one in found] for name, found in costs.items()}
+    runs = {name: partial(cost, one, tiny) for name, one in contestants.items()} | {"limit": partial(limit, tiny)}
+    costs = in_turn(runs, 1 if options.smoke else ROUNDS)
+    wall, cpu = ({name: [getattr(one, kind) for one in found] for name, found in costs.items()} for kind in ("wall_s", "cpu_s"))
     report(
         "main_process",
         [
-            *(Figure(name, "CPU us/batch", [1e6 * one for one in found]) for name, found in cpu.items()),
+            *(Figure(name, "CPU us/batch", [1e6 * one for one in found]) for name, found in cpu.items() if name != "limit"),
             Figure("DataLoader / ours", "x", ratios(cpu["torch"], cpu["ours"])),
             Figure("DataLoader / bare", "x", ratios(cpu["torch"], cpu["bare"])),
             Figure("ours / bare", "x", ratios(cpu["ours"], cpu["bare"])),
+            Figure("throughput, ours / limit", "x", ratios(wall["limit"], wall["ours"])),
+            Figure("throughput, bare / limit", "x", ratios(wall["limit"], wall["bare"])),
         ],
         options,
     )
