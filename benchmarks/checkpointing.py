@@ -7,18 +7,18 @@ one calls `state_dict()` after every batch and `checkpoint(path)` after every 10
 `os.fsync` replaced by nothing, since what that takes is the disk's: its CPU time is the one that has a bound. The file
 lies in the folder for temporary files. Before that it is checked that what was saved resumes at the next batch.
 
-Latest, on two cores of an AMD EPYC, otherwise idle:
+Latest, on two cores of an Intel Xeon (Ice Lake):
 
     what                                       unit  times  lower q.  median  upper q.         target  reached
-    no states                             batches/s     33     333.2   369.2     395.8              -        -
-    states and files                      batches/s     33     345.3   361.6     391.3              -        -
-    the same without fsync                batches/s     33       323   361.2       378              -        -
-    throughput, with / without                    x     33     0.951  0.9913     1.022  at least 0.97      yes
-    the same without fsync                        x     33    0.9402  0.9862     1.006              -        -
-    no states, main process                us/batch     33     282.2   306.3     344.6              -        -
-    states and files, main process         us/batch     33     337.5   357.2       396              -        -
-    the same without fsync, main process   us/batch     33     334.1   366.1       424              -        -
-    CPU more, without fsync                us/batch     33     33.87   55.71     78.92     at most 60       no
+    no states                             batches/s     33     317.5   347.5     383.7              -        -
+    states and files                      batches/s     33     332.1   352.9       374              -        -
+    the same without fsync                batches/s     33       328   356.7     374.6              -        -
+    throughput, with / without                    x     33    0.9203   1.018     1.073  at least 0.97      yes
+    the same without fsync                        x     33    0.9584       1     1.079              -        -
+    no states, main process                us/batch     33     222.3     249     276.6              -        -
+    states and files, main process         us/batch     33     260.8   278.1     316.2              -        -
+    the same without fsync, main process   us/batch     33     260.9     284     313.9              -        -
+    CPU more, without fsync                us/batch     33     10.29   39.47     60.23     at most 60      yes
 """
 
 from __future__ import annotations

@@ -9,17 +9,17 @@ which like ours keeps its workers, but has them begin an epoch only when it is a
 anew and go through some epochs; what counts is the median of their boundaries. Beside it stands what ours takes for any
 other batch. Before that it is checked that each epoch of both has all of its samples once, and that no two are alike.
 
-Latest, on two cores of an AMD EPYC, otherwise idle:
+Latest, on two cores of an Intel Xeon (Ice Lake):
 
     what                         unit  times  lower q.   median  upper q.       target  reached
-    u8, stateful_pipes             ms     11    0.7613   0.7828    0.8418            -        -
-    u8, torch DataLoader           ms     11     27.61    28.94     31.87            -        -
-    u8, ours, any other batch      ms     11    0.6387   0.6712    0.7002            -        -
-    u8, ours / torch                x     11   0.02526  0.02714   0.02902  at most 0.1      yes
-    tiny, stateful_pipes           ms     11    0.7002   0.7362    0.7802            -        -
-    tiny, torch DataLoader         ms     11     6.316     6.84     7.034            -        -
-    tiny, ours, any other batch    ms     11    0.5943   0.6531    0.6843            -        -
-    tiny, ours / torch              x     11    0.1011   0.1085    0.1195  at most 0.1       no
+    u8, stateful_pipes             ms     11      0.46    0.512     0.547            -        -
+    u8, torch DataLoader           ms     11     18.19    20.45      23.1            -        -
+    u8, ours, any other batch      ms     11    0.3614   0.3992     0.436            -        -
+    u8, ours / torch                x     11   0.02154  0.02655   0.02891  at most 0.1      yes
+    tiny, stateful_pipes           ms     11    0.5034   0.5263    0.5628            -        -
+    tiny, torch DataLoader         ms     11     6.026    6.233      6.35            -        -
+    tiny, ours, any other batch    ms     11    0.4173   0.4343     0.443            -        -
+    tiny, ours / torch              x     11    0.0803  0.08794   0.08974  at most 0.1      yes
 """
 
 from __future__ import annotations

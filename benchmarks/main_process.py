@@ -8,15 +8,17 @@ which lie in a list. No position is kept, no worker may die, nothing is counted,
 is the main process's own; a ratio is that of one contestant to another's in the same round. Before that it is checked that
 the batches are ours. Beside it what the two give in batches a second, against `limit.py`'s processes that send nothing.
 
-Latest, on two cores of an AMD EPYC, otherwise idle:
+Latest, on two cores of an Intel Xeon (Ice Lake):
 
-    what                       unit  times  lower q.  median  upper q.  target  reached
-    ours               CPU us/batch     11     188.7   193.4     203.5       -        -
-    bare               CPU us/batch     11     85.16   92.17     98.16       -        -
-    torch              CPU us/batch     11     1,112   1,147     1,198       -        -
-    DataLoader / ours             x     11     5.599   5.744     6.247       -        -
-    DataLoader / bare             x     11     11.31   12.44     13.84       -        -
-    ours / bare                   x     11     2.054   2.153     2.324       -        -
+    what                              unit  times  lower q.  median  upper q.  target  reached
+    ours                      CPU us/batch     11     111.9   119.1     125.3       -        -
+    bare                      CPU us/batch     11     58.73   62.02     63.44       -        -
+    torch                     CPU us/batch     11     580.8   599.9       669       -        -
+    DataLoader / ours                    x     11     4.815   5.191     5.682       -        -
+    DataLoader / bare                    x     11     9.502   9.963     11.22       -        -
+    ours / bare                          x     11     1.805   1.886     2.051       -        -
+    throughput, ours / limit             x     11    0.7274  0.7377     0.767       -        -
+    throughput, bare / limit             x     11    0.8542   0.872    0.9143       -        -
 """
 
 from __future__ import annotations

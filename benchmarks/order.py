@@ -7,14 +7,14 @@ NumPy allocate meanwhile. To read: 10^6 consecutive indices from its middle, aga
 as many but has to hold all of its order. Both use one thread. Before that the indices are checked: distinct, inside the
 length, and the same when asked for one by one.
 
-Latest, on two cores of an AMD EPYC, otherwise idle:
+Latest, on two cores of an Intel Xeon (Ice Lake):
 
     what                      unit  times  lower q.  median  upper q.        target  reached
-    an order of 10^12, built    ms     21    0.1636  0.1711    0.1958    at most 10      yes
-    its memory at the peak      kB     21     2.944   2.948     2.952  at most 1000      yes
-    10^6 consecutive indices    ms     21     54.87   59.72     64.49             -        -
-    torch.randperm(10**6)       ms     21     26.64   28.96     39.63             -        -
-    indices / randperm           x     21     1.613   2.129     2.379     at most 4      yes
+    an order of 10^12, built    ms     21    0.1348   0.138     0.147    at most 10      yes
+    its memory at the peak      kB     21     2.936    2.94     2.944  at most 1000      yes
+    10^6 consecutive indices    ms     21     34.72   36.25     40.22             -        -
+    torch.randperm(10**6)       ms     21     7.427   9.387     10.08             -        -
+    indices / randperm           x     21     3.588   4.079     4.648     at most 4       no
 """
 
 from __future__ import annotations

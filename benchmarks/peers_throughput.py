@@ -18,40 +18,40 @@ is not twice as fast as Grain, nothing is that seeds all three generators for ev
 
 Before anything is timed, all others give the same bytes in the same order. Peers that are not installed are left out.
 
-Latest, on two cores of an AMD EPYC, otherwise idle:
+Latest, on two cores of an Intel Xeon (Ice Lake):
 
     what                                    unit  times  lower q.  median  upper q.        target  reached
-    tiny: ours                         samples/s     11    78,118  82,839    86,423             -        -
-    tiny: StatefulDataLoader                   x     11      3.33   3.491      3.73  at least 1.8      yes
-    tiny: ParallelMapper per sample            x     11     79.51   88.87     94.66   at least 15      yes
-    tiny: ParallelMapper per batch             x     11     3.247   3.501     3.681             -        -
-    tiny: Grain                                x     11     3.067   3.447      3.58    at least 2      yes
-    tiny: the limit / Grain                    x     11      5.26   5.541      5.69             -        -
-    u8: ours                           samples/s     11    15,775  16,003    16,711             -        -
-    u8: StatefulDataLoader                     x     11     3.206   3.244     3.307  at least 2.4      yes
-    u8: ParallelMapper per sample              x     11     24.35   24.96     25.72             -        -
-    u8: ParallelMapper per batch               x     11     3.239   3.387     3.494             -        -
-    u8: Grain                                  x     11     3.175   3.254     3.441    at least 2      yes
-    u8: the limit / Grain                      x     11     4.166   4.301     4.551             -        -
-    f32: ours                          samples/s     11     5,155   5,218     5,495             -        -
-    f32: StatefulDataLoader                    x     11     3.037   3.442     3.563  at least 2.8      yes
-    f32: ParallelMapper per sample             x     11      13.5   14.26     14.69             -        -
-    f32: ParallelMapper per batch              x     11      4.46   4.859     5.131             -        -
-    f32: Grain                                 x     11     4.976   5.211     5.375    at least 2      yes
-    f32: the limit / Grain                     x     11     4.438   4.933     5.455             -        -
-    tokens: ours                       samples/s     11    45,756  48,451    53,225             -        -
-    tokens: StatefulDataLoader                 x     11      5.64   6.047     6.262    at least 3      yes
-    tokens: ParallelMapper per sample          x     11     46.32   50.42     60.51   at least 15      yes
-    tokens: ParallelMapper per batch           x     11     5.148   5.596     6.733             -        -
-    tokens: Grain                              x     11     4.052   4.138     4.562    at least 2      yes
-    tokens: the limit / Grain                  x     11     7.734    8.61     8.891             -        -
-    jpeg: ours                         samples/s     11     369.4   381.9     406.3             -        -
-    jpeg: StatefulDataLoader                   x     11     1.037   1.155      1.19    at least 1      yes
-    jpeg: ParallelMapper per sample            x     11     1.533   1.631     1.786             -        -
-    jpeg: ParallelMapper per batch             x     11     1.032   1.091     1.191             -        -
-    jpeg: Grain                                x     11     1.055   1.097     1.169  at least 1.2       no
-    jpeg: DALI                                 x     11    0.7992  0.8219    0.8824             -        -
-    jpeg: the limit / Grain                    x     11     1.054   1.148     1.169             -        -
+    tiny: ours                         samples/s     11    81,666  95,578   115,190             -        -
+    tiny: StatefulDataLoader                   x     11     2.604   2.902     3.224  at least 1.8      yes
+    tiny: ParallelMapper per sample            x     11     68.41    76.6     82.44   at least 15      yes
+    tiny: ParallelMapper per batch             x     11       2.7   3.133     3.258             -        -
+    tiny: Grain                                x     11     2.258   2.718     3.023    at least 2      yes
+    tiny: the limit / Grain                    x     11     3.175   3.575     3.898             -        -
+    u8: ours                           samples/s     11    21,201  21,948    22,116             -        -
+    u8: StatefulDataLoader                     x     11     2.213   2.561      2.65  at least 2.4      yes
+    u8: ParallelMapper per sample              x     11     20.55   23.42     25.78             -        -
+    u8: ParallelMapper per batch               x     11     2.629   2.797     3.098             -        -
+    u8: Grain                                  x     11     2.372    2.58     2.659    at least 2      yes
+    u8: the limit / Grain                      x     11      2.67   2.814     2.955             -        -
+    f32: ours                          samples/s     11     5,893   6,186     6,598             -        -
+    f32: StatefulDataLoader                    x     11     2.144   2.222     2.358  at least 2.8       no
+    f32: ParallelMapper per sample             x     11     9.398   9.749     10.77             -        -
+    f32: ParallelMapper per batch              x     11     3.599   3.813     3.862             -        -
+    f32: Grain                                 x     11     3.122   3.164      3.57    at least 2      yes
+    f32: the limit / Grain                     x     11     3.552   3.793     3.864             -        -
+    tokens: ours                       samples/s     11    48,474  55,041    64,023             -        -
+    tokens: StatefulDataLoader                 x     11     4.026   4.295     4.682    at least 3      yes
+    tokens: ParallelMapper per sample          x     11     41.44   49.79     50.79   at least 15      yes
+    tokens: ParallelMapper per batch           x     11     4.198   4.523     4.927             -        -
+    tokens: Grain                              x     11     3.164   3.462      3.76    at least 2      yes
+    tokens: the limit / Grain                  x     11     5.412   5.857     6.091             -        -
+    jpeg: ours                         samples/s     11     437.7   467.8     496.4             -        -
+    jpeg: StatefulDataLoader                   x     11    0.9816   1.017     1.069    at least 1      yes
+    jpeg: ParallelMapper per sample            x     11     1.331   1.405     1.544             -        -
+    jpeg: ParallelMapper per batch             x     11    0.9919   1.032     1.046             -        -
+    jpeg: Grain                                x     11    0.9862   1.008     1.063  at least 1.2       no
+    jpeg: DALI                                 x     11    0.7857  0.8379    0.8666             -        -
+    jpeg: the limit / Grain                    x     11     1.016   1.063     1.088             -        -
 """
 
 from __future__ import annotations

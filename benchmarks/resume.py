@@ -9,21 +9,21 @@ position: compare each loader with itself at position 0. Every batch is compared
 what the order says when asked directly, for torchdata's the slice of that permutation. Then the size of the state at each
 of the positions, and `state_dict()` while two workers stand by with their batches ready.
 
-Latest, on two cores of an AMD EPYC, otherwise idle:
+Latest, on two cores of an Intel Xeon (Ice Lake):
 
     what                                       unit  times  lower q.  median  upper q.        target  reached
-    stateful_pipes at 0                          ms    200     1.905   1.963     2.011             -        -
-    stateful_pipes at 1,000,000                  ms    200     1.909   1.968     2.019             -        -
-    stateful_pipes at 1,000,000,000              ms    200     1.911   1.958     2.018             -        -
-    stateful_pipes at 1,000,000,000,000          ms    200     1.907   1.959     2.017             -        -
+    stateful_pipes at 0                          ms    200     1.172   1.191     1.208             -        -
+    stateful_pipes at 1,000,000                  ms    200     1.171   1.191     1.209             -        -
+    stateful_pipes at 1,000,000,000              ms    200     1.165   1.193     1.207             -        -
+    stateful_pipes at 1,000,000,000,000          ms    200     1.165   1.186     1.206             -        -
     slowest / fastest of these medians            x      1     1.005   1.005     1.005   at most 1.2      yes
-    torchdata at 0                               ms      3     4,212   4,365     4,895             -        -
-    torchdata at 1,000,000                       ms      3     4,324   4,454     5,427             -        -
-    torchdata at 3,200,000                       ms      3     4,415   4,415     4,633             -        -
-    torchdata at 10,000,000                      ms      3     5,953   6,106     6,247             -        -
+    torchdata at 0                               ms      3     2,346   2,370     2,443             -        -
+    torchdata at 1,000,000                       ms      3     2,546   2,552     2,633             -        -
+    torchdata at 3,200,000                       ms      3     2,964   2,977     3,002             -        -
+    torchdata at 10,000,000                      ms      3     4,256   4,294     4,366             -        -
     state as JSON, at the largest             bytes      1       563     563       563  at most 1024      yes
-    state_dict(), the first after each batch     us   2000     16.08   16.99     23.58             -        -
-    state_dict(), 2 workers                      us   2000     11.68   12.42     13.61    at most 20      yes
+    state_dict(), the first after each batch     us   2000     11.82   13.16     17.23             -        -
+    state_dict(), 2 workers                      us   2000     11.89   12.53     12.94    at most 20      yes
 """
 
 from __future__ import annotations

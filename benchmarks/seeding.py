@@ -8,13 +8,13 @@ is the seeding: deriving the 64 seeds, and seeding three generators for each. Th
 ready as integers, of `random.seed(int)`, `np.random.seed(32 bits)` and `torch.default_generator.manual_seed(64 bits)`.
 Before that it is checked that both leave the three generators in the same state after each sample.
 
-Latest, on two cores of an AMD EPYC, otherwise idle:
+Latest, on two cores of an Intel Xeon (Ice Lake):
 
-    what                                 unit  times  lower q.  median  upper q.       target  reached
-    a sample with rng=()                   us     51    0.1252  0.1276    0.1305            -        -
-    a sample with all three generators     us     51     8.548   8.621     8.707            -        -
-    the three calls, bare                  us     51     8.316   8.376     8.421            -        -
-    what seeding adds / the three calls     x     51     1.006   1.015     1.025  at most 1.3      yes
+    what                                 unit  times  lower q.   median  upper q.       target  reached
+    a sample with rng=()                   us     51   0.08253  0.08354   0.08489            -        -
+    a sample with all three generators     us     51      8.98    8.993     9.007            -        -
+    the three calls, bare                  us     51     8.863    8.871     8.879            -        -
+    what seeding adds / the three calls     x     51     1.003    1.004     1.006  at most 1.3      yes
 """
 
 from __future__ import annotations

@@ -9,19 +9,19 @@ single value is the median of 30 pairs of blocks.
 What workers pay, they pay in both: they add up in shared memory, and nothing of it is sent. Before that it is checked that the
 batches are the same in both. Asking `stats()` itself is measured, too; it is not done for each batch.
 
-Latest, on two cores of an AMD EPYC, otherwise idle:
+Latest, on two cores of an Intel Xeon (Ice Lake):
 
     what                                 unit  times  lower q.  median  upper q.     target  reached
-    two workers, without         CPU us/batch     11     155.2   167.8     189.2          -        -
-    two workers, with            CPU us/batch     11     155.6   165.8     183.6          -        -
-    two workers, with / without             x     11    0.9846   1.003     1.009          -        -
-    two workers, more            CPU us/batch     11     -2.55  0.6692     1.454  at most 5      yes
-    two workers, stats()                   us     11     67.72   84.34     101.3          -        -
-    no workers, without          CPU us/batch     11       9.3   9.334     10.02          -        -
-    no workers, with             CPU us/batch     11     10.87   11.03     11.76          -        -
-    no workers, with / without              x     11     1.167   1.173     1.175          -        -
-    no workers, more             CPU us/batch     11     1.604   1.626     1.689  at most 5      yes
-    no workers, stats()                    us     11     17.38   18.14     20.65          -        -
+    two workers, without         CPU us/batch     11       123   157.5       167          -        -
+    two workers, with            CPU us/batch     11     125.7     164     172.3          -        -
+    two workers, with / without             x     11     1.029   1.032     1.038          -        -
+    two workers, more            CPU us/batch     11     3.938   4.248     6.058  at most 5       no
+    two workers, stats()                   us     11     56.02   57.01     64.01          -        -
+    no workers, without          CPU us/batch     11     8.797   9.675     15.51          -        -
+    no workers, with             CPU us/batch     11     10.39   10.58     18.45          -        -
+    no workers, with / without              x     11     1.183   1.197     1.202          -        -
+    no workers, more             CPU us/batch     11     1.559    1.74     3.037  at most 5      yes
+    no workers, stats()                    us     11     32.99   33.84      40.9          -        -
 """
 
 from __future__ import annotations

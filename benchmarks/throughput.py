@@ -8,35 +8,35 @@ DataLoader with the allocator's settings in its workers, which ours makes as wel
 the plain DataLoader in the same round: of samples a second, and of its CPU time a batch over ours. Before anything is
 timed, all give the same bytes in the same order.
 
-Latest, on two cores of an AMD EPYC, otherwise idle:
+Latest, on two cores of an Intel Xeon (Ice Lake):
 
     what                                                  unit  times  lower q.  median  upper q.        target  reached
-    tiny: DataLoader                                 samples/s     11    31,194  32,431    32,881             -        -
-    tiny: DataLoader                              CPU us/batch     11     1,061   1,098     1,124             -        -
-    tiny: throughput, DataLoader with settings               x     11     1.013   1.114     1.143             -        -
-    tiny: throughput, ours                                   x     11     2.831   3.189     3.249  at least 1.8      yes
-    tiny: throughput, ours, rng=()                           x     11     5.896   6.715     7.729  at least 3.5      yes
-    tiny: main CPU, ours                                     x     11     5.412   6.073     6.696    at least 6      yes
-    u8: DataLoader                                   samples/s     11     5,536   5,658     5,747             -        -
-    u8: DataLoader                                CPU us/batch     11     3,525   3,657     3,715             -        -
-    u8: throughput, DataLoader with settings                 x     11     1.012   1.029     1.053             -        -
-    u8: throughput, ours                                     x     11     3.212   3.361      3.54  at least 2.4      yes
-    u8: main CPU, ours                                       x     11      7.82   8.812     9.624    at least 8      yes
-    f32: DataLoader                                  samples/s     11     1,722   1,751     1,829             -        -
-    f32: DataLoader                               CPU us/batch     11     8,502   9,308     9,903             -        -
-    f32: throughput, DataLoader with settings                x     11    0.9834   1.007     1.052             -        -
-    f32: throughput, ours                                    x     11     2.807   3.045     3.278  at least 2.8      yes
-    f32: main CPU, ours                                      x     11      16.7   18.42     19.66   at least 12      yes
-    tokens: DataLoader                               samples/s     11     9,433   9,941    11,285             -        -
-    tokens: DataLoader                            CPU us/batch     11     1,322   1,461     1,578             -        -
-    tokens: throughput, DataLoader with settings             x     11     0.996    1.04     1.111             -        -
-    tokens: throughput, ours                                 x     11     5.069   5.204     5.307    at least 3      yes
-    tokens: main CPU, ours                                   x     11     7.677   7.859     8.152    at least 6      yes
-    jpeg: DataLoader                                 samples/s     11     386.2   400.6     409.7             -        -
-    jpeg: DataLoader                              CPU us/batch     11     2,008   2,047     2,237             -        -
-    jpeg: throughput, DataLoader with settings               x     11    0.9835   1.039     1.069             -        -
-    jpeg: throughput, ours                                   x     11     1.082   1.113     1.141    at least 1      yes
-    jpeg: main CPU, ours                                     x     11     4.629   4.683     5.059             -        -
+    tiny: DataLoader                                 samples/s     11    42,055  48,119    55,495             -        -
+    tiny: DataLoader                              CPU us/batch     11     603.6   666.7     786.4             -        -
+    tiny: throughput, DataLoader with settings               x     11    0.9957   1.106     1.155             -        -
+    tiny: throughput, ours                                   x     11     2.039   2.296      2.54  at least 1.8      yes
+    tiny: throughput, ours, rng=()                           x     11     5.647   6.105     6.903  at least 3.5      yes
+    tiny: main CPU, ours                                     x     11     5.302   5.535     6.108    at least 6       no
+    u8: DataLoader                                   samples/s     11     9,909  10,362    11,412             -        -
+    u8: DataLoader                                CPU us/batch     11     1,475   1,575     1,717             -        -
+    u8: throughput, DataLoader with settings                 x     11     0.938    1.03     1.078             -        -
+    u8: throughput, ours                                     x     11     1.997   2.108     2.242  at least 2.4       no
+    u8: main CPU, ours                                       x     11      6.37   6.727      6.85    at least 8       no
+    f32: DataLoader                                  samples/s     11     3,025   3,167     3,240             -        -
+    f32: DataLoader                               CPU us/batch     11     3,414   3,549     3,707             -        -
+    f32: throughput, DataLoader with settings                x     11    0.9526  0.9793     1.017             -        -
+    f32: throughput, ours                                    x     11      2.03   2.068     2.111  at least 2.8       no
+    f32: main CPU, ours                                      x     11     13.78   14.18     14.46   at least 12      yes
+    tokens: DataLoader                               samples/s     11    14,645  17,087    19,343             -        -
+    tokens: DataLoader                            CPU us/batch     11     686.5   860.2     980.3             -        -
+    tokens: throughput, DataLoader with settings             x     11    0.9685   1.077     1.122             -        -
+    tokens: throughput, ours                                 x     11     3.548   3.761     3.857    at least 3      yes
+    tokens: main CPU, ours                                   x     11     5.927   6.121     6.577    at least 6      yes
+    jpeg: DataLoader                                 samples/s     11     337.9   379.9     444.3             -        -
+    jpeg: DataLoader                              CPU us/batch     11     1,281   1,554     1,624             -        -
+    jpeg: throughput, DataLoader with settings               x     11    0.9892   1.028     1.087             -        -
+    jpeg: throughput, ours                                   x     11    0.9672  0.9918     1.079    at least 1      yes
+    jpeg: main CPU, ours                                     x     11     3.876   4.241     4.433             -        -
 """
 
 from __future__ import annotations
