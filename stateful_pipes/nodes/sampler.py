@@ -29,6 +29,9 @@ class _Chunk(NamedTuple):
     indices: bytes
 
 
+_NO_CHUNK = _Chunk(-1, 0, b"")
+
+
 class SamplerNode(DealingNode[int]):
     """Yields the dataset indices of an order, on each rank its own share.
 
@@ -91,7 +94,7 @@ class SamplerNode(DealingNode[int]):
 
     def deal(self, rank: int, world_size: int, uneven: Uneven) -> None:
         super().deal(rank, world_size, uneven)
-        self._chunk = _Chunk(-1, 0, b"")  # those made ahead are the old share's
+        self._chunk = _NO_CHUNK  # those made ahead are the old share's
 
     def pull(self, count: int | None) -> Ticket:
         if count is None:
@@ -167,7 +170,7 @@ class SamplerNode(DealingNode[int]):
     def adopt(self, entry: Mapping[str, Any]) -> None:
         if self.sampler.seed is not None:
             self.sampler.seed = entry["seed"]
-        self._chunk = _Chunk(-1, 0, b"")
+        self._chunk = _NO_CHUNK
 
     def start(self, epoch: int) -> Mark:
         return (epoch, 0)
@@ -196,7 +199,7 @@ class SamplerNode(DealingNode[int]):
     def open(self) -> None:
         super().open()
         self.sampler.attach(self)
-        self._settings, self._chunk = None, _Chunk(-1, 0, b"")  # it may have been loaded meanwhile
+        self._settings, self._chunk = None, _NO_CHUNK  # it may have been loaded meanwhile
 
     def cursor(self) -> tuple[int, int]:
         """The consumed position: epoch, and samples consumed in it over all ranks."""
