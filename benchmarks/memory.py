@@ -9,13 +9,13 @@ written to in it, and the arena is one memory file: what is allocated of that, d
 number of slots that were in use. Documented are 2 * num_workers * prefetch_factor. Before that the batches are compared
 with those of torch's DataLoader. It takes some minutes.
 
-Latest, on two cores of an AMD EPYC, otherwise idle:
+Latest, on two cores of an Intel Xeon (Ice Lake):
 
     what                            unit  times  lower q.  median  upper q.        target  reached
-    resident, after 200 batches       MB      1     689.9   689.9     689.9             -        -
-    resident, later, up to 10,000     MB     98     690.1   690.2     690.2             -        -
+    resident, after 200 batches       MB      1     694.3   694.3     694.3             -        -
+    resident, later, up to 10,000     MB     98     654.8     658     694.4             -        -
     highest of these / the first       x      1     1.001   1.001     1.001  at most 1.05      yes
-    slots in use, at most          slots      1         6       6         6     at most 8      yes
+    slots in use, at most          slots      1     6.001   6.001     6.001     at most 8      yes
 """
 
 from __future__ import annotations

@@ -10,15 +10,15 @@ run that it is compared with; the nominal ones, which no sleep quite keeps, stan
 tasks to its workers in turn, is compared with ours and with a simulation of its own. The clock starts with batch 32, when
 the workers are all there. Every run is checked for its batches' order.
 
-Latest, on two cores of an AMD EPYC, otherwise idle:
+Latest, on two cores of an Intel Xeon (Ice Lake):
 
     what                                  unit  times  lower q.  median  upper q.         target  reached
-    stateful_pipes                         1/s     11     126.4   126.5     126.8              -        -
-    torch DataLoader                       1/s     11     106.4   106.5     106.7              -        -
-    ours / free-worker simulation            x     11    0.9688    0.97     0.972  at least 0.95      yes
-    ours / the same, nominal costs           x     11    0.9639   0.965     0.967              -        -
-    torch / round-robin simulation           x     11    0.9727  0.9735    0.9752              -        -
-    ours / torch                             x     11     1.187   1.187      1.19              -        -
+    stateful_pipes                         1/s     11     128.6   128.7     128.8              -        -
+    torch DataLoader                       1/s     11       108     108     108.1              -        -
+    ours / free-worker simulation            x     11    0.9839   0.985    0.9857  at least 0.95      yes
+    ours / the same, nominal costs           x     11     0.981   0.982     0.983              -        -
+    torch / round-robin simulation           x     11    0.9862  0.9867    0.9868              -        -
+    ours / torch                             x     11     1.191   1.192     1.193              -        -
     free-worker / round-robin, simulated     x      1     1.195   1.195     1.195              -        -
 """
 
